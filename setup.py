@@ -1,4 +1,5 @@
-"""The wheel without the kernels' tests, which lie beside the kernels, and an editable installation by path. All else is in pyproject.toml."""
+"""The wheel without the kernels' tests, which lie beside the kernels, and an editable installation by path.
+All else is in pyproject.toml."""
 
 from pathlib import Path
 
@@ -19,8 +20,8 @@ class WithoutTests(build_py):
 class ByPath(editable_wheel):
     """An editable installation that puts the folders on sys.path.
 
-    Of sources in two folders setuptools makes an import hook, which is asked after sys.path: beside the clone, `import relinear` would be the
-    clone's folder, as an empty namespace.
+    Of sources in two folders setuptools makes an import hook, which is asked after sys.path: beside the
+    clone, `import relinear` would be the clone's folder, as an empty namespace.
     """
 
     def _select_strategy(self, name: str, tag: str, build_lib: str) -> "Paths":

@@ -1,7 +1,9 @@
-"""A hook of the site: files outside docs/ that pages link to are copied into it, and the report of the committed results is made, a page a paper.
+"""A hook of the site: files outside docs/ that pages link to are copied into it, and the report of the
+committed results is made, a page a paper.
 
-Pages are written for GitHub, where `../results/reference/x.png` leads to a file of the repository. In the site that file lies at
-`repository/results/reference/x.png`, and this hook rewrites the link. A Markdown file that is linked becomes a page.
+Pages are written for GitHub, where `../results/reference/x.png` leads to a file of the repository. In the
+site that file lies at `repository/results/reference/x.png`, and this hook rewrites the link. A Markdown file
+that is linked becomes a page.
 """
 
 import re
@@ -20,7 +22,8 @@ LINK = re.compile(r"(?<=\]\()(\.\.?/[^)#\s]+)")  # of [text](../path) and ![text
 
 
 def outside(page: File) -> dict[str, str]:
-    """The links of a page that leave docs/, as they are written, each with its path in the repository. Raises for one that leads nowhere."""
+    """The links of a page that leave docs/, as they are written, each with its path in the repository. Raises
+    for one that leads nowhere."""
     found = {}
     for link in LINK.findall(page.content_string):
         target = (Path(page.abs_src_path).parent / link).resolve()
@@ -39,7 +42,12 @@ def on_files(files, config):
         files.append(File.generated(config, f"papers/{paper}.md", content=text))
         linked |= paths
     for path in sorted(linked):
-        there = {"abs_src_path": str(ROOT / path)} if (ROOT / path).is_file() else {"content": store.read(ROOT / path)}  # a record of a store
+        # a record of a store
+        there = (
+            {"abs_src_path": str(ROOT / path)}
+            if (ROOT / path).is_file()
+            else {"content": store.read(ROOT / path)}
+        )
         files.append(File.generated(config, f"{FOLDER}/{path}", **there, inclusion=InclusionLevel.NOT_IN_NAV))
     return files
 
@@ -50,4 +58,7 @@ def on_page_markdown(markdown, page, config, files):
         return markdown
     here = page.file.src_uri.rpartition("/")[0]
     paths = outside(page.file)
-    return LINK.sub(lambda link: relpath(f"{FOLDER}/{paths[link[1]]}", here or ".") if link[1] in paths else link[1], markdown)
+    return LINK.sub(
+        lambda link: relpath(f"{FOLDER}/{paths[link[1]]}", here or ".") if link[1] in paths else link[1],
+        markdown,
+    )

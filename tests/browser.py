@@ -10,9 +10,16 @@ import pytest
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 OPTIONS = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync", "--hide-scrollbars",
-)  # fmt: skip
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--hide-scrollbars",
+)
 
 
 @functools.cache
@@ -20,16 +27,22 @@ def chromium() -> str:
     """The browser's command. Skips the calling test on a machine without a browser."""
     found = next(filter(None, map(shutil.which, NAMES)), None)
     if found is None:
-        pytest.skip(f"no browser ({', '.join(NAMES)}) here, so NOTHING was checked of what a person sees; `apt-get install chromium` brings one")
+        pytest.skip(
+            f"no browser ({', '.join(NAMES)}) here, so NOTHING was checked of what a person sees; `apt-get"
+            " install chromium` brings one"
+        )
     return found
 
 
 def open_page(page: Path | str, *, seconds: int = 30, size: tuple[int, int] = (2400, 1400)) -> str:
-    """The DOM of a page (a file or an address) after `seconds` of the page's own clock, which runs faster than real time."""
+    """The DOM of a page (a file or an address) after `seconds` of the page's own clock, which runs faster
+    than real time."""
     return _run(page, seconds, size, "--dump-dom")
 
 
-def screenshot(page: Path | str, to: Path, *, seconds: int = 30, size: tuple[int, int] = (2400, 1400)) -> Path:
+def screenshot(
+    page: Path | str, to: Path, *, seconds: int = 30, size: tuple[int, int] = (2400, 1400)
+) -> Path:
     """A PNG of a page, as `open_page` opens it."""
     _run(page, seconds, size, f"--screenshot={to}")
     return to
@@ -39,7 +52,15 @@ def _run(page: Path | str, seconds: int, size: tuple[int, int], what: str) -> st
     address = page.resolve().as_uri() if isinstance(page, Path) else page
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         sized = f"--window-size={size[0]},{size[1]}"
-        command = [chromium(), *OPTIONS, f"--user-data-dir={profile}", sized, f"--virtual-time-budget={1000 * seconds}", what, address]
+        command = [
+            chromium(),
+            *OPTIONS,
+            f"--user-data-dir={profile}",
+            sized,
+            f"--virtual-time-budget={1000 * seconds}",
+            what,
+            address,
+        ]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout

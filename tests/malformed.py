@@ -1,7 +1,8 @@
 """Settings that their own schemas refuse, drawn by hypothesis: a part of the fault campaign (`faults.py`).
 
-What a YAML file below `workflow/` may say is a pydantic model, with its JSON schema. A setting is drawn from that schema, also one that the file does
-not give, and gets a value of any shape. Where the schema refuses the file for it, a plan that takes the file is wrong.
+What a YAML file below `workflow/` may say is a pydantic model, with its JSON schema. A setting is drawn from
+that schema, also one that the file does not give, and gets a value of any shape. Where the schema refuses the
+file for it, a plan that takes the file is wrong.
 """
 
 import copy
@@ -23,20 +24,26 @@ from relinear.plan.specs import SHAPES, Paper
 from relinear.plan.strict import WORKFLOW
 from relinear.stages.measure import Task
 
-OF_ENTRIES = {"models": Model, "data": Data, "measures": Measure, "assets": Asset, "runs": Run}  # file -> the model of each of its entries
+# file -> the model of each of its entries
+OF_ENTRIES = {"models": Model, "data": Data, "measures": Measure, "assets": Asset, "runs": Run}
 # Texts that read as a number or a truth are taken for one, and so is 1 for true: neither is malformed.
-TEXT = st.text(st.characters(codec="utf-8", exclude_categories=["Nd"]), max_size=6).filter(lambda text: len(text) != 1)
+TEXT = st.text(st.characters(codec="utf-8", exclude_categories=["Nd"]), max_size=6).filter(
+    lambda text: len(text) != 1
+)
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.floats() | TEXT,
     lambda one: st.lists(one, max_size=2) | st.dictionaries(TEXT, one, max_size=2),
     max_leaves=3,
 )
-LAX = Draft202012Validator.TYPE_CHECKER.redefine("boolean", lambda _, value: isinstance(value, bool) or value in (0, 1))
+LAX = Draft202012Validator.TYPE_CHECKER.redefine(
+    "boolean", lambda _, value: isinstance(value, bool) or value in (0, 1)
+)
 Validator = validators.extend(Draft202012Validator, type_checker=LAX)
 
 
 class Setting(NamedTuple):
-    """A file with a setting changed: which, to what, what the file then holds, and whether its schema refuses that."""
+    """A file with a setting changed: which, to what, what the file then holds, and whether its schema refuses
+    that."""
 
     name: Path
     at: str
@@ -52,7 +59,13 @@ def read(name: Path) -> dict:
 
 def kind(name: Path) -> str:
     """The kind of a file: models, runs, scales, paper, spec ..."""
-    return name.stem if name.stem in (*OF_ENTRIES, "paper") else "spec" if name.parts[0] == "papers" else name.parts[0]
+    return (
+        name.stem
+        if name.stem in (*OF_ENTRIES, "paper")
+        else "spec"
+        if name.parts[0] == "papers"
+        else name.parts[0]
+    )
 
 
 def schema_of(name: Path, said: dict) -> dict:
@@ -62,7 +75,8 @@ def schema_of(name: Path, said: dict) -> dict:
 
 
 def _with_options(model: type, said: dict) -> dict:
-    """A model's schema, and in it those of what other models describe: a stage's budget, the options of data."""
+    """A model's schema, and in it those of what other models describe: a stage's budget, the options of
+    data."""
     schema = model.model_json_schema()
     if model is Asset:  # its name is that of its entry
         schema["required"].remove("name")
@@ -77,7 +91,9 @@ def _with_options(model: type, said: dict) -> dict:
         for key in path:
             here = here["properties"][key]
         own = {name: one.model_json_schema() for name, one in models.items()}
-        schema.setdefault("$defs", {}).update({k: v for one in own.values() for k, v in one.pop("$defs", {}).items()})
+        schema.setdefault("$defs", {}).update(
+            {k: v for one in own.values() for k, v in one.pop("$defs", {}).items()}
+        )
         here["properties"] = here.get("properties", {}) | own
     return schema
 
@@ -88,7 +104,14 @@ def _form(schema: dict, root: dict, value: Any) -> dict:
         if "$ref" in schema:
             schema = root["$defs"][schema["$ref"].rpartition("/")[2]]
         elif possible := schema.get("anyOf") or schema.get("oneOf"):
-            schema = next((one for one in possible if Validator({**one, "$defs": root.get("$defs", {})}).is_valid(value)), possible[0])
+            schema = next(
+                (
+                    one
+                    for one in possible
+                    if Validator({**one, "$defs": root.get("$defs", {})}).is_valid(value)
+                ),
+                possible[0],
+            )
         else:
             return schema
 
@@ -105,14 +128,16 @@ def _inside(schema: dict, value: Any) -> dict:
 
 
 def _errors(root: dict, value: Any) -> set[tuple]:
-    """The places of what a schema refuses. Some it refuses is short for what it takes, before a model sees it: `without: linear`."""
+    """The places of what a schema refuses. Some it refuses is short for what it takes, before a model sees
+    it: `without: linear`."""
     return {tuple(error.absolute_path) for error in Validator(root).iter_errors(value)}
 
 
 @st.composite
 def changed(draw: st.DrawFn, names: list[Path]) -> Setting:
     """A file with one setting changed."""
-    wanted = draw(st.sampled_from([*sorted({kind(name) for name in names}), "spec", "spec", "spec"]))  # these are of seven shapes
+    # these are of seven shapes
+    wanted = draw(st.sampled_from([*sorted({kind(name) for name in names}), "spec", "spec", "spec"]))
     name = draw(st.sampled_from([name for name in names if kind(name) == wanted]))
     tree = copy.deepcopy(read(name))
     at = [draw(st.sampled_from(list(tree)))] if wanted in OF_ENTRIES else []

@@ -1,4 +1,5 @@
-"""transformers' own tests of a model, of its source distribution, on a linearized Llama. Run by tests/test_mixins.py in a process of its own.
+"""transformers' own tests of a model, of its source distribution, on a linearized Llama. Run by
+tests/test_mixins.py in a process of its own.
 
 The method is in METHOD, as "name" or "name:option=value,...".
 """
@@ -26,9 +27,17 @@ NAME, _, given = os.environ["METHOD"].partition(":")
 OPTIONS = {k: int(v) for k, v in (item.split("=") for item in given.split(",") if item)}
 CONFIG, MODEL = CLASSES[LlamaForCausalLM]
 SIZES = {
-    "vocab_size": 99, "hidden_size": 32, "intermediate_size": 37, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "max_position_embeddings": 512, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
-}  # fmt: skip
+    "vocab_size": 99,
+    "hidden_size": 32,
+    "intermediate_size": 37,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
 
 
 class Tester:

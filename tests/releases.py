@@ -1,6 +1,8 @@
-"""Other releases of transformers beside the locked one, each in a folder of its own that goes first on PYTHONPATH, and its own tests.
+"""Other releases of transformers beside the locked one, each in a folder of its own that goes first on
+PYTHONPATH, and its own tests.
 
-`python tests/releases.py` fetches them, as .ci/run does; a test that finds one missing tries to fetch it, and is skipped where pip cannot.
+`python tests/releases.py` fetches them, as .ci/run does; a test that finds one missing tries to fetch it, and
+is skipped where pip cannot.
 """
 
 import os
@@ -16,7 +18,14 @@ from filelock import FileLock
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / ".releases"
 # The ends of the range in pyproject.toml, with what each needs in another version than requirements.lock has.
-OLDEST = ("transformers==5.17.0", "huggingface_hub==1.33.0", "httpx==0.28.1", "httpcore==1.0.9", "h11==0.16.0", "anyio==4.16.0")
+OLDEST = (
+    "transformers==5.17.0",
+    "huggingface_hub==1.33.0",
+    "httpx==0.28.1",
+    "httpcore==1.0.9",
+    "h11==0.16.0",
+    "anyio==4.16.0",
+)
 NEWEST = ("transformers==5.24.*",)
 TRL = ("trl==1.16.0",)
 MIXINS = ("parameterized==0.9.0",)  # what transformers' own tests need
@@ -24,7 +33,8 @@ SECONDS = 240
 
 
 def installed(requirements: tuple[str, ...], dependencies: bool = False) -> Path:
-    """The folder that holds these packages, with or without what they depend on. Raises RuntimeError with pip's last line."""
+    """The folder that holds these packages, with or without what they depend on. Raises RuntimeError with
+    pip's last line."""
     folder = FOLDER / requirements[0].replace("==", "-").rstrip(".*")
     with _lock(folder):
         if not (folder / "complete").is_file():
@@ -35,14 +45,23 @@ def installed(requirements: tuple[str, ...], dependencies: bool = False) -> Path
 
 
 def own_tests() -> Path:
-    """The folder `tests` of the locked transformers' source distribution. Raises RuntimeError with pip's last line."""
+    """The folder `tests` of the locked transformers' source distribution. Raises RuntimeError with pip's last
+    line."""
     release = version("transformers")
     folder = FOLDER / "sources"
     unpacked = folder / f"transformers-{release}"
     with _lock(folder):
         if not (unpacked / "complete").is_file():
             source = folder / f"transformers-{release}.tar.gz"
-            _pip("download", "--no-deps", "--no-binary", "transformers", "--dest", str(folder), f"transformers=={release}")
+            _pip(
+                "download",
+                "--no-deps",
+                "--no-binary",
+                "transformers",
+                "--dest",
+                str(folder),
+                f"transformers=={release}",
+            )
             with tarfile.open(source) as archive:
                 names = [m for m in archive.getmembers() if m.name.startswith(f"{unpacked.name}/tests/")]
                 archive.extractall(folder, names, filter="data")
@@ -58,14 +77,20 @@ def or_skip(fetch, *args):
         pytest.skip(f"NOT TESTED: {error}")
 
 
-def python(folder: Path, *arguments: str, paths: tuple[Path, ...] = (), **environment: str) -> subprocess.CompletedProcess:
+def python(
+    folder: Path, *arguments: str, paths: tuple[Path, ...] = (), **environment: str
+) -> subprocess.CompletedProcess:
     """A Python that finds the folder's packages before those that are installed."""
     ours = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
     found = os.pathsep.join(map(str, (folder, *paths)))
     return subprocess.run(
-        [sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=1500,
+        [sys.executable, *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=1500,
         env={**ours, "PYTHONPATH": found, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", **environment},
-    )  # fmt: skip
+    )
 
 
 def _lock(folder: Path) -> FileLock:
@@ -74,17 +99,35 @@ def _lock(folder: Path) -> FileLock:
 
 
 def _pip(*arguments: str) -> None:
-    command = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "--retries", "1", *arguments]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--retries",
+        "1",
+        *arguments,
+    ]
     try:
         run = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
     except subprocess.TimeoutExpired as late:
         raise RuntimeError(f"pip {arguments[0]} of {arguments[-1]} took more than {SECONDS} s") from late
     if run.returncode:
-        raise RuntimeError(f"pip {arguments[0]} of {arguments[-1]} failed: {(run.stderr.strip().splitlines() or ['no message'])[-1]}")
+        raise RuntimeError(
+            f"pip {arguments[0]} of {arguments[-1]} failed:"
+            f" {(run.stderr.strip().splitlines() or ['no message'])[-1]}"
+        )
 
 
 if __name__ == "__main__":
-    for fetch, *args in ((installed, OLDEST), (installed, NEWEST), (installed, TRL), (installed, MIXINS), (own_tests,)):
+    for fetch, *args in (
+        (installed, OLDEST),
+        (installed, NEWEST),
+        (installed, TRL),
+        (installed, MIXINS),
+        (own_tests,),
+    ):
         try:
             print(f"releases: {fetch(*args).relative_to(ROOT)}")
         except RuntimeError as error:

@@ -1,4 +1,5 @@
-"""Servers of MLflow that a test or a round of the fault campaign speaks to: a real one, one that fails or falls silent, one that never answers."""
+"""Servers of MLflow that a test or a round of the fault campaign speaks to: a real one, one that fails or
+falls silent, one that never answers."""
 
 import os
 import signal
@@ -20,8 +21,25 @@ def mlflow_server(folder: Path, python: str = sys.executable) -> Iterator[str]:
     """The address of a real `mlflow server` on loopback, which keeps what it has in this folder."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-    store = ["--backend-store-uri", f"sqlite:///{folder / 'mlflow.db'}", "--artifacts-destination", str(folder / "artifacts")]
-    command = [python, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1", *store]
+    store = [
+        "--backend-store-uri",
+        f"sqlite:///{folder / 'mlflow.db'}",
+        "--artifacts-destination",
+        str(folder / "artifacts"),
+    ]
+    command = [
+        python,
+        "-m",
+        "mlflow",
+        "server",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--workers",
+        "1",
+        *store,
+    ]
     with (folder / "log").open("w") as log:
         process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log, start_new_session=True)
     try:
@@ -42,7 +60,8 @@ def mlflow_server(folder: Path, python: str = sys.executable) -> Iterator[str]:
 
 
 class Between(BaseHTTPRequestHandler):
-    """Between relinear and a server: hands requests on, or answers with the errors that are left, or not at all."""
+    """Between relinear and a server: hands requests on, or answers with the errors that are left, or not at
+    all."""
 
     server_address, url, failures, silent, asked = "", "", 0, False, 0
 
@@ -54,7 +73,9 @@ class Between(BaseHTTPRequestHandler):
         if of.failures:
             of.failures -= 1
             return self.answer(503, b"{}")
-        request = urllib.request.Request(of.server_address + self.path, body or None, dict(self.headers), method=self.command)
+        request = urllib.request.Request(
+            of.server_address + self.path, body or None, dict(self.headers), method=self.command
+        )
         try:
             with urllib.request.urlopen(request, timeout=30) as reply:
                 self.answer(reply.status, reply.read())
@@ -76,7 +97,8 @@ class Between(BaseHTTPRequestHandler):
 
 @contextmanager
 def standing_before(address: str) -> Iterator[type[Between]]:
-    """The handler of a server that stands before the one at this address; its `url`, with a password, is where."""
+    """The handler of a server that stands before the one at this address; its `url`, with a password, is
+    where."""
     handler = type("Handler", (Between,), {"server_address": address})
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as http:
         http.daemon_threads, http.block_on_close = True, False
@@ -93,7 +115,10 @@ def slow_server() -> Iterator[str]:
     class Slow(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             with suppress(OSError):
-                for byte in b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 9000\r\n\r\n" + b" " * 9000:
+                for byte in (
+                    b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 9000\r\n\r\n"
+                    + b" " * 9000
+                ):
                     self.wfile.write(bytes([byte]))
                     time.sleep(1)
 

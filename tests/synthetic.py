@@ -10,7 +10,12 @@ from relinear.core import store
 from relinear.plan.measured import Measured, Source
 from relinear.plan.readings import Reading
 
-FACTS = {"method": "lizard", "variant": "code", "trainable_params": 1_234_567, "tokens": {"distill": 16384, "finetune": 16384}}
+FACTS = {
+    "method": "lizard",
+    "variant": "code",
+    "trainable_params": 1_234_567,
+    "tokens": {"distill": 16384, "finetune": 16384},
+}
 COMMONSENSE = ("piqa", "arc_easy", "arc_challenge", "hellaswag", "winogrande")
 
 
@@ -35,20 +40,35 @@ def reading(metric, value, stderr=0.01, n=100, of="text", **at):
 
 
 def everything(run, acc=0.5, ppl=20.0, stderr=0.01, n=100, passed=True, collapsed=False):
-    """The measurements that the headline table reads of a run at a scale without LAMBADA and BoolQ: (run, measure) -> measurement."""
+    """The measurements that the headline table reads of a run at a scale without LAMBADA and BoolQ: (run,
+    measure) -> measurement."""
     scores = {task: [reading("acc", acc, stderr, n, task)] for task in (*COMMONSENSE, "mmlu")}
     for task in ("piqa", "arc_easy", "arc_challenge", "hellaswag"):
         scores[task].append(reading("acc_norm", acc + 0.01, stderr, n, task))
     found = {
-        "perplexity": [reading("perplexity", ppl, ppl / 50, 8192), reading("chunk_mean_exp", 1.1 * ppl, None, 8192)],
+        "perplexity": [
+            reading("perplexity", ppl, ppl / 50, 8192),
+            reading("chunk_mean_exp", 1.1 * ppl, None, 8192),
+        ],
         "commonsense": [r for task in COMMONSENSE for r in scores[task]],
         "mmlu": scores["mmlu"],
         "gate": [reading("passed", float(passed), None, 1, "gate")],
     }
-    return {(run, measure): measurement(run, measure, *readings, collapsed=collapsed) for measure, readings in found.items()}
+    return {
+        (run, measure): measurement(run, measure, *readings, collapsed=collapsed)
+        for measure, readings in found.items()
+    }
 
 
-PUBLISHED = {"table": "table1", "row": "lizard", "column": "acc", "model": "BERT", "label": "Table 1", "origin": "measured", "note": ""}
+PUBLISHED = {
+    "table": "table1",
+    "row": "lizard",
+    "column": "acc",
+    "model": "BERT",
+    "label": "Table 1",
+    "origin": "measured",
+    "note": "",
+}
 
 
 def publish(own, lines):
@@ -61,8 +81,8 @@ def publish(own, lines):
 
 
 def paper(folder, name="lizard", published=(), **spec):
-    """A papers folder with one paper and one spec `table1.yaml`, or as many as are given by stem; returns the first's path. `published`: the lines
-    of its published.csv."""
+    """A papers folder with one paper and one spec `table1.yaml`, or as many as are given by stem; returns the
+    first's path. `published`: the lines of its published.csv."""
     own = folder / "papers" / name
     own.mkdir(parents=True, exist_ok=True)
     (own / "paper.yaml").write_text("title: A paper\n")

@@ -1,5 +1,5 @@
-"""The additions of docs/adding.md, as they stand there: each test adds one to a finished clone, counts the files, runs it, and sees that nothing
-else reruns."""
+"""The additions of docs/adding.md, as they stand there: each test adds one to a finished clone, counts the
+files, runs it, and sees that nothing else reruns."""
 
 import csv
 import json
@@ -19,7 +19,8 @@ def rows(path: Path) -> list[dict[str, str]]:
 
 
 def examples(page: str, heading: str) -> dict[str, str]:
-    """The code blocks below a heading of a page that are files of the repository, by the path that their first line names."""
+    """The code blocks below a heading of a page that are files of the repository, by the path that their
+    first line names."""
     section = (ROOT / page).read_text().split(f"\n## {heading}\n")[1].split("\n## ")[0]
     return dict(re.findall(r"^```\w+\n# (\S+)\n(.*?)^```$", section, re.DOTALL | re.MULTILINE))
 
@@ -51,13 +52,19 @@ def test_a_method_is_one_file_and_its_run(add, clone, finished):
     add.example("A method")
     assert len(add.files) == 2
     measured = [f"measure elu {measure}" for measure in ("gate", "perplexity", "commonsense", "mmlu")]
-    assert clone.planned() == sorted(["finetune elu", *measured, "comparison_table2", "table2"]), "only its own jobs"
+    assert clone.planned() == sorted(["finetune elu", *measured, "comparison_table2", "table2"]), (
+        "only its own jobs"
+    )
     run_nodes(clone, ["comparison_table2"])
     assert clone.planned() == ["comparison_table2", "table2"]
     clone.snakemake("results/table2.csv")
     table, before = rows(clone / "results/table2.csv"), rows(finished / "results/table2.csv")
     assert table[:-1] == before, "the other rows are as they were"
-    assert table[-1]["run"] == table[-1]["method"] == "elu" and float(table[-1]["ppl"]) > 1 and table[-1]["finetune_tokens"] == "2048"
+    assert (
+        table[-1]["run"] == table[-1]["method"] == "elu"
+        and float(table[-1]["ppl"]) > 1
+        and table[-1]["finetune_tokens"] == "2048"
+    )
     assert "`elu`" in (clone / "results/table2.md").read_text()
 
 
@@ -67,7 +74,11 @@ def test_a_table_of_existing_runs_is_one_file(add, clone, finished):
     assert clone.planned("comparison_toy") == ["comparison_toy"]
     clone.snakemake("comparison_toy")
     found = {row["run"]: row["ppl"] for row in rows(clone / "results/smoke/comparison/toy.csv")}
-    assert found == {row["run"]: row["ppl"] for row in rows(finished / "results/table2.csv") if row["run"] in ("teacher", "lizard")}
+    assert found == {
+        row["run"]: row["ppl"]
+        for row in rows(finished / "results/table2.csv")
+        if row["run"] in ("teacher", "lizard")
+    }
     assert clone.planned() == []
 
 
@@ -75,7 +86,9 @@ def test_a_sweep_table_is_two_files(add, clone):
     add.example("A sweep")
     assert len(add.files) == 2
     runs = [f"swept_w{window}_m{meta}" for window in (8, 16) for meta in (0, 2)]
-    jobs = [job for run in runs for job in (f"distill {run}", f"measure {run} gate", f"measure {run} perplexity")]
+    jobs = [
+        job for run in runs for job in (f"distill {run}", f"measure {run} gate", f"measure {run} perplexity")
+    ]
     assert clone.planned("comparison_matrix") == sorted([*jobs, "comparison_matrix"])
     run_nodes(clone, ["comparison_matrix"])
     assert clone.planned("comparison_matrix") == ["comparison_matrix"]
@@ -83,7 +96,9 @@ def test_a_sweep_table_is_two_files(add, clone):
     table = rows(clone / "results/smoke/comparison/matrix.csv")
     values = {float(row[column]) for row in table for column in row if column in ("window_8", "window_16")}
     assert len(table) == 2 and len(values) == 4, "four runs of their own"
-    options = json.loads((clone.stage("swept_w16_m2", "distill") / "run.json").read_text())["config"]["options"]
+    options = json.loads((clone.stage("swept_w16_m2", "distill") / "run.json").read_text())["config"][
+        "options"
+    ]
     assert options == {"window": 16, "meta": 2}
 
 
@@ -91,9 +106,15 @@ def test_a_metric_is_one_file_and_the_spec_that_shows_it(add, clone):
     add.example("A metric")
     assert len(add.files) == 2
     assert clone.planned() == [], "a new metric reruns nothing"
-    assert clone.planned("comparison_sizes") == ["comparison_sizes", "measure lizard size", "measure teacher size"]
+    assert clone.planned("comparison_sizes") == [
+        "comparison_sizes",
+        "measure lizard size",
+        "measure teacher size",
+    ]
     clone.snakemake("comparison_sizes")
-    sizes = {row["run"]: float(row["parameters"]) for row in rows(clone / "results/smoke/comparison/sizes.csv")}
+    sizes = {
+        row["run"]: float(row["parameters"]) for row in rows(clone / "results/smoke/comparison/sizes.csv")
+    }
     assert sizes["lizard"] > sizes["teacher"] > 0
 
 
@@ -120,16 +141,24 @@ def measure(model, data, options, job):
     _, rows = _documents.read(data, options, limit_of(model), score, job.name)
     tokens, right = (sum(sums[name] for row in rows for sums in row.sums.values()) for name in ("tokens", "right"))
     yield Reading("right", "documents", {}, right / tokens, None, int(tokens))
-'''
+'''  # noqa: E501
 
 
 def test_a_metric_of_whole_documents_says_so_itself_and_is_one_file_and_its_line(clone):
     """Such a metric is refused, before torch loads, where it can measure nothing. No other file names it."""
     (clone / "src/relinear/measure/guesses.py").write_text(GUESSES)
-    lines = {"guesses_novels": ("novels", 128), "guesses_alpaca": ("alpaca", 128), "guesses_far": ("novels", 10**6)}
+    lines = {
+        "guesses_novels": ("novels", 128),
+        "guesses_alpaca": ("alpaca", 128),
+        "guesses_far": ("novels", 10**6),
+    }
     for name, (data, last) in lines.items():
         options = f"{{positions: [0, 64, {last}], documents: 2}}"
-        append(clone, "workflow/measures.yaml", f"{name}: {{metric: guesses, data: {data}, options: {options}}}\n")
+        append(
+            clone,
+            "workflow/measures.yaml",
+            f"{name}: {{metric: guesses, data: {data}, options: {options}}}\n",
+        )
     assert clone.planned() == [], "a new metric reruns nothing"
     for run, measure, said in (
         ("teacher", "guesses_alpaca", "reads whole documents, and its data, 'stories', are none; possible: "),
@@ -138,8 +167,17 @@ def test_a_metric_of_whole_documents_says_so_itself_and_is_one_file_and_its_line
     ):
         done = clone.relinear("measure", run, measure, "--scale", "smoke")
         assert done.returncode == 1 and done.stderr.startswith("error: ") and said in done.stderr, done.stderr
-    clone.python("tests/verbs.py", "cpu", *(f"{node} --scale smoke" for node in ("documents story-documents@tiny", "measure teacher guesses_novels")))
-    [reading] = json.loads((clone.stage("teacher", "guesses_novels") / "metrics.json").read_text())["readings"]
+    clone.python(
+        "tests/verbs.py",
+        "cpu",
+        *(
+            f"{node} --scale smoke"
+            for node in ("documents story-documents@tiny", "measure teacher guesses_novels")
+        ),
+    )
+    [reading] = json.loads((clone.stage("teacher", "guesses_novels") / "metrics.json").read_text())[
+        "readings"
+    ]
     assert reading["metric"] == "right" and reading["n"] == 256 and 0 <= reading["value"] <= 1
 
 
@@ -152,7 +190,10 @@ def test_a_stage_is_two_files_and_its_run(add, clone):
     clone.snakemake(target)
     readings = json.loads((clone.stage("shrunk", "perplexity") / "metrics.json").read_text())["readings"]
     before = json.loads((clone.stage("teacher", "perplexity") / "metrics.json").read_text())["readings"]
-    assert readings[0]["metric"] == before[0]["metric"] == "perplexity" and readings[0]["value"] != before[0]["value"]
+    assert (
+        readings[0]["metric"] == before[0]["metric"] == "perplexity"
+        and readings[0]["value"] != before[0]["value"]
+    )
 
 
 def test_a_family_is_two_files(add, clone):
@@ -163,8 +204,13 @@ def test_a_family_is_two_files(add, clone):
     texts = [f"{stage} stories@small" for stage in ("text", "written")]
     assert clone.planned(target) == sorted(["measure teacher@small gate", "model small", *texts])
     clone.snakemake(target)
-    assert json.loads((clone.stage("teacher@small", "gate") / "run.json").read_text())["config"]["variant"] == "default"
-    found = subprocess.run(["ls", clone.root / "results/smoke/runs"], capture_output=True, text=True, check=True).stdout
+    assert (
+        json.loads((clone.stage("teacher@small", "gate") / "run.json").read_text())["config"]["variant"]
+        == "default"
+    )
+    found = subprocess.run(
+        ["ls", clone.root / "results/smoke/runs"], capture_output=True, text=True, check=True
+    ).stdout
     assert "teacher\n" in found and "teacher@small\n" in found, "two teachers stand side by side"
 
 

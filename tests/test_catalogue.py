@@ -1,4 +1,5 @@
-"""Laws of the catalogue: the runs that sweeps, chains and stand-ins give. Every YAML below workflow/ goes through the strict reader."""
+"""Laws of the catalogue: the runs that sweeps, chains and stand-ins give. Every YAML below workflow/ goes
+through the strict reader."""
 
 import importlib
 import itertools
@@ -74,12 +75,20 @@ def refused(plan: Plan, *named: str) -> None:
 
 def test_a_sweep_is_one_run_for_each_combination_with_its_values_as_they_are(planned):
     windows, ranks = [0, 64], [4, 8, 16]
-    plan = planned(**{
-        "swept_{window}_{rank}": BASE | {
-            "method": "lolcats", "options": {"window": "{window}"}, "over": {"window": windows, "rank": ranks},
-            "steps": [DISTILL, {"finetune": {"data": "alpaca", "kind": "lora", "lr": 1e-4, "lora_rank": "{rank}"}}],
+    plan = planned(
+        **{
+            "swept_{window}_{rank}": BASE
+            | {
+                "method": "lolcats",
+                "options": {"window": "{window}"},
+                "over": {"window": windows, "rank": ranks},
+                "steps": [
+                    DISTILL,
+                    {"finetune": {"data": "alpaca", "kind": "lora", "lr": 1e-4, "lora_rank": "{rank}"}},
+                ],
+            }
         }
-    })  # fmt: skip
+    )
     plan.check()
     swept = {name for name in plan.runs if name.startswith("swept_")}
     assert swept == {f"swept_{window}_{rank}" for window, rank in itertools.product(windows, ranks)}
@@ -91,14 +100,23 @@ def test_a_sweep_is_one_run_for_each_combination_with_its_values_as_they_are(pla
 
 
 def test_a_field_stands_for_its_value_alone_and_for_text_beside_other_text():
-    run = catalogue.Run(model="m", options={"a": "{n}", "b": "n={n}", "c": ["{n}", {"d": "{n}{n}"}], "e": "{s}"}, over={"n": (1, 2.5), "s": (True,)})
+    run = catalogue.Run(
+        model="m",
+        options={"a": "{n}", "b": "n={n}", "c": ["{n}", {"d": "{n}{n}"}], "e": "{s}"},
+        over={"n": (1, 2.5), "s": (True,)},
+    )
     found = catalogue.expand("r_{n}_{s}", run, "runs.yaml")
     assert found["r_2.5_True"].options == {"a": 2.5, "b": "n=2.5", "c": [2.5, {"d": "2.52.5"}], "e": True}
     assert type(found["r_1_True"].options["a"]) is int
 
 
 def test_a_sweep_means_what_its_runs_mean_when_they_are_written_out(planned):
-    swept = planned(**{"{rank}_ranks": BASE | {"over": {"rank": [2]}, "steps": [{"finetune": LORA["finetune"] | {"lora_rank": "{rank}"}}]}})
+    swept = planned(
+        **{
+            "{rank}_ranks": BASE
+            | {"over": {"rank": [2]}, "steps": [{"finetune": LORA["finetune"] | {"lora_rank": "{rank}"}}]}
+        }
+    )
     written = planned(**{"2_ranks": BASE | {"steps": [{"finetune": LORA["finetune"] | {"lora_rank": 2}}]}})
     assert swept.key(Node("finetune", "2_ranks")) == written.key(Node("finetune", "2_ranks"))
 
@@ -110,17 +128,23 @@ def test_a_sweep_means_what_its_runs_mean_when_they_are_written_out(planned):
         ({"swept_{b}": BASE | {"over": {"a": [1]}}}, ["swept_{b}", "['b']", "['a']"]),
         ({"swept": BASE | {"over": {"a": [1]}}}, ["swept", "none", "['a']"]),
         ({"swept_{a}": BASE}, ["swept_{a}", "['a']", "none"]),
-        ({"swept_{a}{b}": BASE | {"over": {"a": [1, 11], "b": [11, 1]}}}, ["two of its runs are called 'swept_111'"]),
+        (
+            {"swept_{a}{b}": BASE | {"over": {"a": [1, 11], "b": [11, 1]}}},
+            ["two of its runs are called 'swept_111'"],
+        ),
         ({"swept_{a}": BASE | {"over": {"a": [1, 1]}}}, ["two of its runs are called 'swept_1'"]),
         ({"swept_{a}": BASE | {"over": {"a": []}}}, ["swept_{a}", "a has no values"]),
         ({"swept_{a}": BASE | {"over": {"a": [1]}}, "swept_1": BASE}, ["'swept_1'", "already"]),
         ({"lizard": BASE}, ["'lizard'", "already", "shared by all papers"]),
         ({"swept_{a}": BASE | {"over": {"a": ["x y"]}}}, ["'swept_x y'", "letters, digits"]),
-        ({"swept_{a}": BASE | {"over": {"a": [1]}, "options": {"variant": "{other}"}}}, ["no field {other}", "have a"]),
+        (
+            {"swept_{a}": BASE | {"over": {"a": [1]}, "options": {"variant": "{other}"}}},
+            ["no field {other}", "have a"],
+        ),
         ({"plain": BASE | {"options": {"variant": "{a}"}}}, ["plain", "no field {a}", "have none"]),
         ({7: BASE}, ["got 7", "letters, digits"]),
     ],
-)  # fmt: skip
+)
 def test_a_sweep_that_is_not_one_is_refused(planned, workflow, runs, named):
     plan = planned()
     (workflow / "papers/added/runs.yaml").write_text(yaml.safe_dump(runs, sort_keys=False))
@@ -135,14 +159,21 @@ def test_runs_that_come_after_a_step_share_it(planned):
     ranks = [1, 2, 4, 8, 16, 32]
     plan = planned(
         shared=BASE,
-        **{"rank_{rank}": BASE | {
-            "after": "shared/distill", "over": {"rank": ranks}, "steps": [{"finetune": LORA["finetune"] | {"lora_rank": "{rank}"}}],
-        }},
-    )  # fmt: skip
+        **{
+            "rank_{rank}": BASE
+            | {
+                "after": "shared/distill",
+                "over": {"rank": ranks},
+                "steps": [{"finetune": LORA["finetune"] | {"lora_rank": "{rank}"}}],
+            }
+        },
+    )
     plan.check()
     nodes = plan.behind([plan.measured(f"rank_{rank}", "perplexity") for rank in ranks])
     assert [node for node in nodes if node.stage == "distill"] == [Node("distill", "shared")]
-    assert {node for node in nodes if node.stage == "finetune"} == {Node("finetune", f"rank_{rank}") for rank in ranks}
+    assert {node for node in nodes if node.stage == "finetune"} == {
+        Node("finetune", f"rank_{rank}") for rank in ranks
+    }
     for rank in ranks:
         assert plan.parents(Node("finetune", f"rank_{rank}"))["shared/distill"] == Node("distill", "shared")
         assert plan.entry(Node("measure", f"rank_{rank}", "perplexity")).links == [
@@ -151,10 +182,19 @@ def test_runs_that_come_after_a_step_share_it(planned):
 
 
 def test_a_run_after_another_begins_where_that_one_ended(planned):
-    plan = planned(first=BASE, second=BASE | {"after": "first", "steps": [LORA]}, third=BASE | {"after": "second", "steps": [LORA]})
+    plan = planned(
+        first=BASE,
+        second=BASE | {"after": "first", "steps": [LORA]},
+        third=BASE | {"after": "second", "steps": [LORA]},
+    )
     plan.check()
     [link] = plan.chain("third")
-    assert link.steps == (Node("distill", "first"), Node("finetune", "first"), Node("finetune", "second"), Node("finetune", "third"))
+    assert link.steps == (
+        Node("distill", "first"),
+        Node("finetune", "first"),
+        Node("finetune", "second"),
+        Node("finetune", "third"),
+    )
     roles = {"first/distill", "first/finetune", "second/finetune"}
     assert plan.parents(Node("finetune", "third")).keys() == {"model", "text"} | roles
     [settings] = plan.settings(Node("finetune", "third"))["links"]
@@ -167,17 +207,26 @@ def test_a_method_on_top_of_a_trained_model_keeps_what_was_trained(planned):
     plan = planned(top=BASE | {"after": "teacher_lora"}, bare=BASE | {"after": "teacher"})
     plan.check()
     assert [(link.method, link.steps) for link in plan.chain("top")] == [
-        ("softmax", (Node("finetune", "teacher_lora"),)), ("t2r", (Node("distill", "top"), Node("finetune", "top"))),
-    ]  # fmt: skip
+        ("softmax", (Node("finetune", "teacher_lora"),)),
+        ("t2r", (Node("distill", "top"), Node("finetune", "top"))),
+    ]
     assert [link.method for link in plan.chain("bare")] == ["t2r"], "nothing was trained before"
 
 
 def test_options_that_say_a_default_are_those_that_leave_it_out(planned):
     plan = planned(
-        first=BASE, second=BASE | {"after": "first/distill", "options": {"variant": "paper", "keep_softmax_layers": None}, "steps": [LORA]}
+        first=BASE,
+        second=BASE
+        | {
+            "after": "first/distill",
+            "options": {"variant": "paper", "keep_softmax_layers": None},
+            "steps": [LORA],
+        },
     )
     plan.check()
-    assert [link.method for link in plan.chain("second")] == ["t2r", "t2r"], "one method, and the model has it already"
+    assert [link.method for link in plan.chain("second")] == ["t2r", "t2r"], (
+        "one method, and the model has it already"
+    )
 
 
 def test_a_run_that_names_no_method_goes_on_with_the_one_it_comes_after(planned):
@@ -205,29 +254,65 @@ def test_a_run_carries_its_model_and_seed_to_the_one_it_comes_after(planned, end
 @pytest.mark.parametrize(
     ("runs", "named"),
     [
-        ({"a": BASE | {"after": "b"}, "b": BASE | {"after": "c"}, "c": BASE | {"after": "a"}}, ["circle", "a -> b -> c -> a"]),
+        (
+            {"a": BASE | {"after": "b"}, "b": BASE | {"after": "c"}, "c": BASE | {"after": "a"}},
+            ["circle", "a -> b -> c -> a"],
+        ),
         ({"a": BASE | {"after": "a"}}, ["circle", "a -> a"]),
         ({"a": BASE | {"after": "a/distill"}}, ["circle", "a -> a"]),
         ({"a": BASE | {"after": "lizzard"}}, ["'a'", "'lizzard'", "near it: lizard"]),
-        ({"a": BASE | {"after": "supra/distill"}}, ["'supra/distill'", "no step 'distill'", "it has finetune"]),
-        ({"a": BASE | {"after": "teacher/finetune"}}, ["no step 'finetune'", "it has none"]),
-        ({"a": BASE | {"after": "hedgehog", "model": "mistral-7b"}}, ["'mistral-7b'", "'hedgehog'", "'llama-3-8b'"]),
-        ({"a": BASE | {"after": "hedgehog"}}, ["'t2r'", "'hedgehog'", "linearized once"]),
-        ({"a": BASE | {"after": "hedgehog", "method": "softmax", "steps": [LORA]}}, ["'softmax'", "'hedgehog'", "linearized once"]),
         (
-            {"a": BASE | {"after": "lizard/distill", "method": "lizard", "options": {"gate": "mamba2"}, "steps": [LORA]}},
+            {"a": BASE | {"after": "supra/distill"}},
+            ["'supra/distill'", "no step 'distill'", "it has finetune"],
+        ),
+        ({"a": BASE | {"after": "teacher/finetune"}}, ["no step 'finetune'", "it has none"]),
+        (
+            {"a": BASE | {"after": "hedgehog", "model": "mistral-7b"}},
+            ["'mistral-7b'", "'hedgehog'", "'llama-3-8b'"],
+        ),
+        ({"a": BASE | {"after": "hedgehog"}}, ["'t2r'", "'hedgehog'", "linearized once"]),
+        (
+            {"a": BASE | {"after": "hedgehog", "method": "softmax", "steps": [LORA]}},
+            ["'softmax'", "'hedgehog'", "linearized once"],
+        ),
+        (
+            {
+                "a": BASE
+                | {
+                    "after": "lizard/distill",
+                    "method": "lizard",
+                    "options": {"gate": "mamba2"},
+                    "steps": [LORA],
+                }
+            },
             ["'gate': 'mamba2'", "'lizard' with none", "linearized once"],
         ),
         (
-            {"a": BASE, "b": {"model": "llama-3-8b", "after": "a", "steps": [LORA]}, "c": BASE | {"after": "b", "method": "lolcats"}},
+            {
+                "a": BASE,
+                "b": {"model": "llama-3-8b", "after": "a", "steps": [LORA]},
+                "c": BASE | {"after": "b", "method": "lolcats"},
+            },
             ["'c'", "'lolcats'", "'b' of 't2r'", "linearized once"],
         ),
         (
-            {"a": BASE, "b": {"model": "llama-3-8b", "after": "a", "steps": [LORA]}, "c": BASE | {"after": "b", "options": {"variant": "code"}}},
+            {
+                "a": BASE,
+                "b": {"model": "llama-3-8b", "after": "a", "steps": [LORA]},
+                "c": BASE | {"after": "b", "options": {"variant": "code"}},
+            },
             ["'c'", "'variant': 'code'", "'b' with none", "linearized once"],
         ),
         (
-            {"a": BASE, "b": {"model": "llama-3-8b", "after": "a", "options": {"keep_softmax_layers": 0.5}, "steps": [LORA]}},
+            {
+                "a": BASE,
+                "b": {
+                    "model": "llama-3-8b",
+                    "after": "a",
+                    "options": {"keep_softmax_layers": 0.5},
+                    "steps": [LORA],
+                },
+            },
             ["b", "'keep_softmax_layers': 0.5", "softmax attention has none", "name the method"],
         ),
         (
@@ -236,16 +321,46 @@ def test_a_run_carries_its_model_and_seed_to_the_one_it_comes_after(planned, end
         ),
         (
             {"a": task(), "b": task("glue-stsb") | {"after": "a", "method": "hedgehog"}},
-            ["classify b", "1 output and pool: first", "classify a", "2 outputs and pool: first", "the same number of classes"],
+            [
+                "classify b",
+                "1 output and pool: first",
+                "classify a",
+                "2 outputs and pool: first",
+                "the same number of classes",
+            ],
         ),
-        ({"a": task(), "b": task(pool="mean") | {"after": "a"}}, ["classify b", "pool: mean", "classify a", "2 outputs and pool: first"]),
-        ({"a": task() | {"method": "lizard"}}, ["classify a", "'lizard'", "'tiny-bert' is an encoder", "hedgehog, lolcats", "without a window"]),
-        ({"a": task() | {"method": "lolcats", "options": {"window": 8}}}, ["'lolcats' with {'window': 8}", "'tiny-bert' is an encoder"]),
-        ({"a": BASE | {"method": "window"}}, ["'a'", "distill", "'window' adds nothing", "hedgehog, lizard, lolcats"]),
-        ({"a": {"model": "llama-3-8b", "steps": [finetune(kind="method")]}}, ["kind: method", "'softmax' adds nothing", "or other steps"]),
-        ({"a": BASE | {"method": "window", "steps": [finetune(train_method=True)]}}, ["train_method: true", "'window' adds nothing"]),
-        ({"a": BASE | {"steps": [finetune(kind="full", lora_rank=4)]}}, ["lora_rank is of kind lora", "got kind full"]),
-        ({"a": BASE | {"steps": [finetune(method_lr=1e-3)]}}, ["method_lr", "train_method false", "kind lora with train_method"]),
+        (
+            {"a": task(), "b": task(pool="mean") | {"after": "a"}},
+            ["classify b", "pool: mean", "classify a", "2 outputs and pool: first"],
+        ),
+        (
+            {"a": task() | {"method": "lizard"}},
+            ["classify a", "'lizard'", "'tiny-bert' is an encoder", "hedgehog, lolcats", "without a window"],
+        ),
+        (
+            {"a": task() | {"method": "lolcats", "options": {"window": 8}}},
+            ["'lolcats' with {'window': 8}", "'tiny-bert' is an encoder"],
+        ),
+        (
+            {"a": BASE | {"method": "window"}},
+            ["'a'", "distill", "'window' adds nothing", "hedgehog, lizard, lolcats"],
+        ),
+        (
+            {"a": {"model": "llama-3-8b", "steps": [finetune(kind="method")]}},
+            ["kind: method", "'softmax' adds nothing", "or other steps"],
+        ),
+        (
+            {"a": BASE | {"method": "window", "steps": [finetune(train_method=True)]}},
+            ["train_method: true", "'window' adds nothing"],
+        ),
+        (
+            {"a": BASE | {"steps": [finetune(kind="full", lora_rank=4)]}},
+            ["lora_rank is of kind lora", "got kind full"],
+        ),
+        (
+            {"a": BASE | {"steps": [finetune(method_lr=1e-3)]}},
+            ["method_lr", "train_method false", "kind lora with train_method"],
+        ),
         ({"a": BASE | {"steps": [LORA, LORA]}}, ["a stage once", "['finetune'], ['finetune']"]),
         ({"a": BASE | {"steps": [DISTILL | LORA]}}, ["one stage each", "['distill', 'finetune']"]),
         ({"a": BASE | {"steps": [{"distil": {}}]}}, ["'distil'", "distill, finetune"]),
@@ -259,7 +374,9 @@ def test_a_chain_that_cannot_be_trained_is_refused(planned, runs, named):
 
 
 def test_training_only_what_the_method_added_is_a_kind_of_finetuning(planned):
-    plan = planned(a=BASE | {"steps": [DISTILL, {"finetune": {"data": "alpaca", "kind": "method", "lr": 1e-3}}]})
+    plan = planned(
+        a=BASE | {"steps": [DISTILL, {"finetune": {"data": "alpaca", "kind": "method", "lr": 1e-3}}]}
+    )
     plan.check()
     assert plan.settings(Node("finetune", "a"))["recipe"]["kind"] == "method"
 
@@ -269,7 +386,10 @@ def test_training_only_what_the_method_added_is_a_kind_of_finetuning(planned):
 
 def test_a_recipes_own_budget_is_the_steps_and_the_scales_is_every_others(planned):
     own = {"epochs": 5, "seq_len": 64, "batch_size": 2}
-    plan = planned(own=BASE | {"steps": [{"distill": DISTILL["distill"] | own}, {"finetune": LORA["finetune"] | own}]}, plain=BASE)
+    plan = planned(
+        own=BASE | {"steps": [{"distill": DISTILL["distill"] | own}, {"finetune": LORA["finetune"] | own}]},
+        plain=BASE,
+    )
     plan.check()
     for stage in ("distill", "finetune"):
         budget, scales = (plan.settings(Node(stage, name))["budget"] for name in ("own", "plain"))
@@ -278,14 +398,24 @@ def test_a_recipes_own_budget_is_the_steps_and_the_scales_is_every_others(planne
 
 
 def test_a_dose_is_a_text_of_its_own(planned):
-    plan = planned(own=BASE | {"steps": [{"distill": DISTILL["distill"] | {"dose": 2}}, {"finetune": LORA["finetune"] | {"dose": 0.5}}]})
+    plan = planned(
+        own=BASE
+        | {
+            "steps": [
+                {"distill": DISTILL["distill"] | {"dose": 2}},
+                {"finetune": LORA["finetune"] | {"dose": 0.5}},
+            ]
+        }
+    )
     plan.check()
     steps = [("distill", "hedgehog"), ("distill", "own"), ("finetune", "own")]
     texts = [plan.parents(plan.node(*step))["text"] for step in steps]
     assert [text.name for text in texts] == ["stories@tiny", "stories@tiny-x2", "stories@tiny-x0.5"]
     assert [plan.settings(text)["train_tokens"] for text in texts] == [1024, 2048, 512]
     assert plan.parents(Node("distill", "own"))["activations"] == Node("activations", "stories@tiny-x2")
-    assert plan.parents(plan.measured("own", "perplexity"))["data"] == texts[0], "all are measured on the same"
+    assert plan.parents(plan.measured("own", "perplexity"))["data"] == texts[0], (
+        "all are measured on the same"
+    )
 
 
 def test_recorded_inputs_are_shared_where_they_fit_and_only_there(planned):
@@ -296,10 +426,18 @@ def test_recorded_inputs_are_shared_where_they_fit_and_only_there(planned):
     )  # fmt: skip
     plan.check()
     shared = Node("activations", "stories@tiny")
-    assert {name: plan.parents(Node("distill", name)).get("activations") for name in ("same", "epochs", "length", "later")} == {
-        "same": shared, "epochs": shared, "length": None, "later": None,
-    }  # fmt: skip
-    assert "activations" not in planned("paper", same=BASE).parents(Node("distill", "same")), "a scale can do without"
+    assert {
+        name: plan.parents(Node("distill", name)).get("activations")
+        for name in ("same", "epochs", "length", "later")
+    } == {
+        "same": shared,
+        "epochs": shared,
+        "length": None,
+        "later": None,
+    }
+    assert "activations" not in planned("paper", same=BASE).parents(Node("distill", "same")), (
+        "a scale can do without"
+    )
 
 
 # --- measures, stand-ins, names ---
@@ -309,15 +447,23 @@ def test_a_measure_before_a_step_is_of_the_run_without_it(planned):
     plan = planned()
     assert list(plan.entry(plan.measured("lizard", "perplexity_before")).trained) == ["distill"]
     assert list(plan.entry(plan.measured("lizard", "perplexity")).trained) == ["distill", "finetune"]
-    assert plan.measured("teacher", "perplexity_before") == plan.measured("teacher", "perplexity"), "without the step it is the same"
+    assert plan.measured("teacher", "perplexity_before") == plan.measured("teacher", "perplexity"), (
+        "without the step it is the same"
+    )
 
 
 def test_a_metric_is_a_measure_of_its_own_name(workflow):
     plain = Plan(scale="smoke", workflow=workflow).measures
     assert set(metrics()) <= plain.keys()
-    edit(workflow, "measures.yaml", lambda measures: [measures.pop(name) for name in ("fidelity", "perplexity_before")])
+    edit(
+        workflow,
+        "measures.yaml",
+        lambda measures: [measures.pop(name) for name in ("fidelity", "perplexity_before")],
+    )
     measures = Plan(scale="smoke", workflow=workflow).measures
-    assert measures["fidelity"] == catalogue.Measure(metric="fidelity") and "perplexity_before" not in measures
+    assert (
+        measures["fidelity"] == catalogue.Measure(metric="fidelity") and "perplexity_before" not in measures
+    )
 
 
 @pytest.mark.parametrize("kind", ["models", "data"])
@@ -325,7 +471,10 @@ def test_what_stands_in_for_a_name_must_exist_and_so_must_the_name(workflow, kin
     paper, ours = {"models": ("llama-3-8b", "tiny"), "data": ("alpaca", "stories")}[kind]
     scale = workflow / "scales/smoke.yaml"
     text = scale.read_text()
-    for old, new in ((f"{paper}: {ours}", f"{paper}: nothing"), (f"{paper}: {ours}", f"nothing: {ours}, {paper}: {ours}")):
+    for old, new in (
+        (f"{paper}: {ours}", f"{paper}: nothing"),
+        (f"{paper}: {ours}", f"nothing: {ours}, {paper}: {ours}"),
+    ):
         scale.write_text(text.replace(old, new))
         refused(Plan(scale="smoke", workflow=workflow), "'nothing'", "have ")
 
@@ -334,41 +483,101 @@ def test_what_stands_in_for_a_name_must_exist_and_so_must_the_name(workflow, kin
     ("file", "change", "named"),
     [
         ("models.yaml", lambda m: m["tiny"].update(family="lama"), ["tiny", "'lama'", "decoder"]),
-        ("models.yaml", lambda m: m["tiny"].update(init="pretrained"), ["tiny", "needs assets", "init: random"]),
+        (
+            "models.yaml",
+            lambda m: m["tiny"].update(init="pretrained"),
+            ["tiny", "needs assets", "init: random"],
+        ),
         ("models.yaml", lambda m: m["tiny"].update(init="zeros"), ["tiny.init", "'zeros'", "'random'"]),
         ("models.yaml", lambda m: m.update({"a-x2": m["tiny"]}), ["'a-x2'", "dose", "rename"]),
         ("models.yaml", lambda m: m.update({"a-seed2": m["tiny"]}), ["'a-seed2'", "seed", "rename"]),
         ("models.yaml", lambda m: m.update({"a@b": m["tiny"]}), ["'a@b'", "letters, digits"]),
         ("data.yaml", lambda d: d["stories"].update(make="txt"), ["'txt'", "items, arena"]),
-        ("data.yaml", lambda d: d["stories"].update(source="x"), ["stories", "'source'", "sources, heldout_source"]),
+        (
+            "data.yaml",
+            lambda d: d["stories"].update(source="x"),
+            ["stories", "'source'", "sources, heldout_source"],
+        ),
         ("data.yaml", lambda d: d["stories"].pop("make"), ["stories", "make", "items, arena"]),
         ("data.yaml", lambda d: d.update(stories=None), ["stories", "make", "None"]),
         ("data.yaml", lambda d: d["stories"].pop("written"), ["stories", "written", "how much"]),
-        ("data.yaml", lambda d: d["alpaca"].update(written=d["stories"]["written"]), ["alpaca", "written", "how much"]),
+        (
+            "data.yaml",
+            lambda d: d["alpaca"].update(written=d["stories"]["written"]),
+            ["alpaca", "written", "how much"],
+        ),
         ("data.yaml", lambda d: d["tasks"].update(folder="smoke"), ["tasks", "either `asset` or `folder`"]),
-        ("data.yaml", lambda d: d["stories"].update(sources=["wiki", "written"]), ["'wiki'", "wikipedia-intros"]),
-        ("measures.yaml", lambda m: m["gate"].update(metric="gte"), ["'gate'", "'gte'", "near it: gate", f"({len(metrics())} in all)"]),
-        ("measures.yaml", lambda m: m["gate"].update(data="alpacca"), ["'gate'", "'alpacca'", "alpaca, wikipedia-intros"]),
-        ("measures.yaml", lambda m: m["perplexity"].update(options={"windows": 1}), ["perplexity", "'windows'", "tokens, seq_len, batch_size"]),
-        ("measures.yaml", lambda m: m["perplexity_no_linear"].update(without="liner"), ["perplexity_no_linear", "'liner'", "linear, window, gate"]),
+        (
+            "data.yaml",
+            lambda d: d["stories"].update(sources=["wiki", "written"]),
+            ["'wiki'", "wikipedia-intros"],
+        ),
+        (
+            "measures.yaml",
+            lambda m: m["gate"].update(metric="gte"),
+            ["'gate'", "'gte'", "near it: gate", f"({len(metrics())} in all)"],
+        ),
+        (
+            "measures.yaml",
+            lambda m: m["gate"].update(data="alpacca"),
+            ["'gate'", "'alpacca'", "alpaca, wikipedia-intros"],
+        ),
+        (
+            "measures.yaml",
+            lambda m: m["perplexity"].update(options={"windows": 1}),
+            ["perplexity", "'windows'", "tokens, seq_len, batch_size"],
+        ),
+        (
+            "measures.yaml",
+            lambda m: m["perplexity_no_linear"].update(without="liner"),
+            ["perplexity_no_linear", "'liner'", "linear, window, gate"],
+        ),
         ("measures.yaml", lambda m: m.update(distill=m["gate"]), ["'distill'", "name of a stage", "rename"]),
         ("measures.yaml", lambda m: m.update({"a.b": m["gate"]}), ["'a.b'", "letters, digits"]),
-        ("measures.yaml", lambda m: m["mmlu"]["options"].update(tasks=["mmmlu"]), ["'mmmlu'", "mmlu, mmlu_continuation, piqa"]),
-        ("scales/smoke.yaml", lambda s: s["measures"]["gate"].update(token=1), ["smoke.yaml", "gate", "'token'", "tokens, seq_len"]),
+        (
+            "measures.yaml",
+            lambda m: m["mmlu"]["options"].update(tasks=["mmmlu"]),
+            ["'mmmlu'", "mmlu, mmlu_continuation, piqa"],
+        ),
+        (
+            "scales/smoke.yaml",
+            lambda s: s["measures"]["gate"].update(token=1),
+            ["smoke.yaml", "gate", "'token'", "tokens, seq_len"],
+        ),
         ("scales/smoke.yaml", lambda s: s["measures"].update(gte={}), ["'smoke'", "'gte'", "fidelity, gate"]),
-        ("scales/smoke.yaml", lambda s: s["measures"]["gate"].update(tokens="many"), ["gate.tokens", "'many'"]),
+        (
+            "scales/smoke.yaml",
+            lambda s: s["measures"]["gate"].update(tokens="many"),
+            ["gate.tokens", "'many'"],
+        ),
         ("scales/smoke.yaml", lambda s: s["measures"]["gate"].update(seq_len=0), ["gate.seq_len", "0"]),
         ("scales/smoke.yaml", lambda s: s["measures"]["lm_eval"].update(items=4), ["lm_eval.items", "4"]),
         ("scales/smoke.yaml", lambda s: s["measures"].update(gate=3), ["smoke.yaml", "gate", "3"]),
         ("scales/smoke.yaml", lambda s: s.update(without=["boolqq"]), ["'boolqq'", "near it: boolq"]),
         ("scales/smoke.yaml", lambda s: s["train"].update(distil={}), ["'distil'", "distill, finetune"]),
-        ("scales/smoke.yaml", lambda s: s["train"]["distill"].update(seq_len="long"), ["train: distill.seq_len", "'long'"]),
-        ("scales/smoke.yaml", lambda s: s["train"].pop("finetune"), ["'smoke'", "no budget for finetune", "it has distill"]),
-        ("scales/smoke.yaml", lambda s: s["jobs"]["minutes"].update(finetun=3), ["jobs.minutes", "finetun", "finetune"]),
-        ("scales/smoke.yaml", lambda s: s["jobs"].update(minutes={"finetune": 3}), ["jobs.minutes", "default"]),
+        (
+            "scales/smoke.yaml",
+            lambda s: s["train"]["distill"].update(seq_len="long"),
+            ["train: distill.seq_len", "'long'"],
+        ),
+        (
+            "scales/smoke.yaml",
+            lambda s: s["train"].pop("finetune"),
+            ["'smoke'", "no budget for finetune", "it has distill"],
+        ),
+        (
+            "scales/smoke.yaml",
+            lambda s: s["jobs"]["minutes"].update(finetun=3),
+            ["jobs.minutes", "finetun", "finetune"],
+        ),
+        (
+            "scales/smoke.yaml",
+            lambda s: s["jobs"].update(minutes={"finetune": 3}),
+            ["jobs.minutes", "default"],
+        ),
         ("assets.yaml", lambda a: a.update(brown=None), ["assets.yaml", "brown", "None"]),
     ],
-)  # fmt: skip
+)
 def test_a_name_or_a_value_that_does_not_exist_is_refused_with_those_that_do(workflow, file, change, named):
     edit(workflow, file, change)
     with pytest.raises(UserError) as error:
@@ -395,7 +604,9 @@ def test_the_options_of_a_method_are_read_from_its_source_as_python_has_them(nam
     assert option_names(Path(sys.modules[method.__module__].__file__)) == tuple(method.Options.model_fields)
 
 
-@pytest.mark.parametrize("file", sorted((ROOT / "workflow/papers").glob("*/runs.yaml")), ids=lambda path: path.parent.name)
+@pytest.mark.parametrize(
+    "file", sorted((ROOT / "workflow/papers").glob("*/runs.yaml")), ids=lambda path: path.parent.name
+)
 def test_a_recipe_that_two_runs_have_is_written_out_and_one_that_more_share_says_so(file):
     """An edit of one run must not change another unseen."""
     text = file.read_text()
@@ -413,7 +624,8 @@ def test_the_parts_of_a_method_are_read_from_its_source_as_python_has_them(name)
 
 @pytest.mark.parametrize(
     ("name", "given"),
-    [(name, {"map": "elu"} if name == "feature_map" else {}) for name in attention.available()] + [("lolcats", {"window": 8})],
+    [(name, {"map": "elu"} if name == "feature_map" else {}) for name in attention.available()]
+    + [("lolcats", {"window": 8})],
 )
 def test_what_a_method_adds_and_where_it_goes_are_read_from_its_source_as_python_has_them(name, given):
     file = ROOT / f"src/relinear/attention/{name}.py"
@@ -437,7 +649,9 @@ def test_the_options_of_a_metric_are_read_from_its_source_as_python_has_them(nam
 
 def test_a_need_that_there_is_not_is_named(tmp_path):
     (tmp_path / "toy.py").write_text('NEEDS = ("next_token", "luck")\n')
-    with pytest.raises(ConfigError, match=r"measure/toy.py: NEEDS has 'luck'; possible: next_token, documents, tasks"):
+    with pytest.raises(
+        ConfigError, match=r"measure/toy.py: NEEDS has 'luck'; possible: next_token, documents, tasks"
+    ):
         metric_needs(tmp_path / "toy.py")
 
 
@@ -446,21 +660,46 @@ def test_a_need_that_there_is_not_is_named(tmp_path):
     [
         ("papers/lolcats/runs.yaml", "window: 64", "windw: 64", ["lolcats_window", "'windw'", "window"]),
         ("measures.yaml", "{tasks: [mmlu]}", "{task: [mmlu]}", ["mmlu", "'task'", "tasks"]),
-        ("papers/lolcats/runs.yaml", "window: 64", "window: -64", ["lolcats_window", "window must be 0 (none) or more", "-64"]),
+        (
+            "papers/lolcats/runs.yaml",
+            "window: 64",
+            "window: -64",
+            ["lolcats_window", "window must be 0 (none) or more", "-64"],
+        ),
         ("papers/lolcats/runs.yaml", "window: 64", "window: true", ["lolcats_window", "window is true"]),
-        ("scales/smoke.yaml", "depths: 2,", "depths: 0,", ["smoke.yaml: measures: needle", "depths", "greater than 0", "got 0"]),
-        ("scales/smoke.yaml", "prompts: 2, batch_tokens: 4096}", "prompts: 2}", ["batch_tokens", "required", "possible: lengths, "]),
+        (
+            "scales/smoke.yaml",
+            "depths: 2,",
+            "depths: 0,",
+            ["smoke.yaml: measures: needle", "depths", "greater than 0", "got 0"],
+        ),
+        (
+            "scales/smoke.yaml",
+            "prompts: 2, batch_tokens: 4096}",
+            "prompts: 2}",
+            ["batch_tokens", "required", "possible: lengths, "],
+        ),
         ("scales/smoke.yaml", "lm_eval: {items: {piqa: 4,", "lm_eval: {items: {piqa: 4.5,", ["piqa", "4.5"]),
         ("measures.yaml", "lengths: [1024]", "lengths: [0]", ["needle_1024", "lengths.0", "greater than 0"]),
         ("measures.yaml", "lengths: [1024]", "lengths: 1024", ["needle_1024", "lengths", "tuple"]),
-        ("measures.yaml", "positions: [0, 64, 128, 256, 512, 1024, 2048]", "positions: [0, 64, 32]", ["ppl_mix", "edges of bands", "[0, 64, 32]"]),
+        (
+            "measures.yaml",
+            "positions: [0, 64, 128, 256, 512, 1024, 2048]",
+            "positions: [0, 64, 32]",
+            ["ppl_mix", "edges of bands", "[0, 64, 32]"],
+        ),
         (
             "papers/lolcats/figure3.yaml",
             "run: lolcats_exp",
             "run: lolcats_xep",
             ["lolcats/figure3.yaml: no run 'lolcats_xep'; near it: lolcats_exp", "; have "],
         ),
-        ("papers/lolcats/table1.yaml", "perplexity_before", "perplexity_befor", ["lolcats/table1.yaml: no measure", "; near it: perplexity_before"]),
+        (
+            "papers/lolcats/table1.yaml",
+            "perplexity_before",
+            "perplexity_befor",
+            ["lolcats/table1.yaml: no measure", "; near it: perplexity_before"],
+        ),
     ],
 )
 def test_a_wrong_option_is_refused_before_anything_imports_torch(workflow, file, old, new, named):
@@ -478,7 +717,9 @@ except UserError as error:
     print(error, "torch" in sys.modules)
 """
     env = {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'kernels'}"}
-    said = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=True, env=env).stdout
+    said = subprocess.run(
+        [sys.executable, "-c", command], capture_output=True, text=True, check=True, env=env
+    ).stdout
     assert said.endswith(" False\n") and all(part in said for part in named), said
 
 
@@ -502,10 +743,16 @@ def _task(workflow: Path):
 KINDS = {
     "models": ("models.yaml", catalogue.read_models),
     "data": ("data.yaml", catalogue.read_data),
-    "measures": ("measures.yaml", lambda workflow: catalogue.read_measures(metrics(), catalogue.read_data(workflow), workflow)),
+    "measures": (
+        "measures.yaml",
+        lambda workflow: catalogue.read_measures(metrics(), catalogue.read_data(workflow), workflow),
+    ),
     "assets": ("assets.yaml", lambda workflow: read_assets(workflow / "assets.yaml")),
     "scale": ("scales/smoke.yaml", lambda workflow: read_scale("smoke", workflow=workflow)),
-    "runs": ("papers/lizard/runs.yaml", lambda workflow: catalogue.read_runs(catalogue.read_models(workflow), workflow)),
+    "runs": (
+        "papers/lizard/runs.yaml",
+        lambda workflow: catalogue.read_runs(catalogue.read_models(workflow), workflow),
+    ),
     "paper": ("papers/lizard/paper.yaml", lambda workflow: specs.available(workflow / "papers")),
     "spec": ("papers/lolcats/figure3.yaml", lambda workflow: specs.available(workflow / "papers")),
     "columns": ("columns.yaml", lambda workflow: specs.available(workflow / "papers")),
@@ -514,7 +761,10 @@ KINDS = {
 }
 WRONG = {
     "a name twice": (lambda text: text + b"\ntwice: {a: 1}\ntwice: {a: 2}\n", "'twice' stands there twice"),
-    "a name twice below": (lambda text: text + b"\nbelow: [{once: {twice: 1, other: 2, twice: 1}}]\n", "'twice' stands there twice"),
+    "a name twice below": (
+        lambda text: text + b"\nbelow: [{once: {twice: 1, other: 2, twice: 1}}]\n",
+        "'twice' stands there twice",
+    ),
     "an empty file": (lambda text: b"# nothing\n", "is empty"),
     "no UTF-8": (lambda text: text + b"# caf\xe9\n", "is not UTF-8"),
     "a list": (lambda text: b"- a\n- b\n", "got a list"),
@@ -538,7 +788,9 @@ def test_no_file_is_read_but_strictly(workflow, kind, wrong):
     path.write_bytes(change(path.read_bytes()))
     with pytest.raises(UserError) as error:
         reader(workflow)
-    assert f"{path.parent.name}/{path.name} {said}" in str(error.value) or (path.name in str(error.value) and said in str(error.value))
+    assert f"{path.parent.name}/{path.name} {said}" in str(error.value) or (
+        path.name in str(error.value) and said in str(error.value)
+    )
 
 
 def test_these_are_all_kinds_of_files(workflow):
@@ -552,13 +804,23 @@ def test_these_are_all_kinds_of_files(workflow):
 
 def test_nothing_else_reads_yaml():
     """`yaml.safe_load` silently drops the first of two entries of one name."""
-    sources = {path.relative_to(ROOT / "src").as_posix(): path.read_text() for path in (ROOT / "src/relinear").rglob("*.py")}
-    assert [name for name, text in sources.items() if "yaml.load(" in text or "safe_load" in text] == ["relinear/plan/sane.py"]
+    sources = {
+        path.relative_to(ROOT / "src").as_posix(): path.read_text()
+        for path in (ROOT / "src/relinear").rglob("*.py")
+    }
+    assert [name for name, text in sources.items() if "yaml.load(" in text or "safe_load" in text] == [
+        "relinear/plan/sane.py"
+    ]
 
 
 def test_merged_and_repeated_entries_are_no_names_given_twice(tmp_path):
     path = tmp_path / "a.yaml"
-    path.write_text("base: &b {x: 1, y: 2}\nown: &o {<<: *b, y: 3}\nlate: {<<: *o, x: 4}\nlist: [*b, *b, {deep: *o}]\n")
+    path.write_text(
+        "base: &b {x: 1, y: 2}\nown: &o {<<: *b, y: 3}\nlate: {<<: *o, x: 4}\nlist: [*b, *b, {deep: *o}]\n"
+    )
     assert read_yaml(path) == {
-        "base": {"x": 1, "y": 2}, "own": {"x": 1, "y": 3}, "late": {"x": 4, "y": 3}, "list": [{"x": 1, "y": 2}] * 2 + [{"deep": {"x": 1, "y": 3}}],
-    }  # fmt: skip
+        "base": {"x": 1, "y": 2},
+        "own": {"x": 1, "y": 3},
+        "late": {"x": 4, "y": 3},
+        "list": [{"x": 1, "y": 2}] * 2 + [{"deep": {"x": 1, "y": 3}}],
+    }

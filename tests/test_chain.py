@@ -1,4 +1,5 @@
-"""A chain of runs becomes one model: the weights that each step saved, in order, with every adapter but the last merged into them."""
+"""A chain of runs becomes one model: the weights that each step saved, in order, with every adapter but the
+last merged into them."""
 
 import copy
 import json
@@ -16,7 +17,8 @@ from relinear.linearize.faster import fuse_norms
 from relinear.linearize.model import Linearized
 
 METHOD, OPTIONS = "lolcats", {"window": 8}
-FAMILIES = {"llama": ["q_proj", "v_proj"], "gpt2": ["c_attn"]}  # and what is adapted; GPT-2's projections are transposed
+# and what is adapted; GPT-2's projections are transposed
+FAMILIES = {"llama": ["q_proj", "v_proj"], "gpt2": ["c_attn"]}
 IDS = test_laws.tokens(24)
 
 
@@ -43,7 +45,9 @@ def distilled(model, folder):
 
 def adapted(model, folder, targets, seed=0):
     """The model with a trained LoRA, saved as the finetune stage saves it."""
-    model = get_peft_model(model, LoraConfig(r=4, lora_alpha=8, bias="none", task_type="CAUSAL_LM", target_modules=targets))
+    model = get_peft_model(
+        model, LoraConfig(r=4, lora_alpha=8, bias="none", task_type="CAUSAL_LM", target_modules=targets)
+    )
     shifted(model, lambda n: "lora_" in n, 0.2, seed)
     model.save_pretrained(folder / "adapter")
     return model
@@ -94,7 +98,10 @@ def test_steps_follow_one_another(chain, length, links):
     root, expected = chain
     names = ["distill", "finetune", "again", "full"][:length]
     each = [Link(METHOD, OPTIONS, steps(root, name)) for name in names]
-    model = assemble(root / "teacher", each if links == "each step its own" else [Link(METHOD, OPTIONS, steps(root, *names))])
+    model = assemble(
+        root / "teacher",
+        each if links == "each step its own" else [Link(METHOD, OPTIONS, steps(root, *names))],
+    )
     same(model, expected[names[-1]])
     assert isinstance(model, PeftModel) == (names[-1] in ("finetune", "again"))
 
@@ -116,21 +123,36 @@ def test_a_merged_adapter_is_the_unmerged_one(chain, dtype):
     root, expected = chain
     plain = assemble(root / "teacher", [Link(METHOD, OPTIONS, steps(root, "distill"))], dtype)
     beside = assemble(root / "teacher", [Link(METHOD, OPTIONS, steps(root, "distill", "finetune"))], dtype)
-    merged = assemble(root / "teacher", [Link(METHOD, OPTIONS, steps(root, "distill", "finetune")), Link(METHOD, OPTIONS)], dtype)
+    merged = assemble(
+        root / "teacher",
+        [Link(METHOD, OPTIONS, steps(root, "distill", "finetune")), Link(METHOD, OPTIONS)],
+        dtype,
+    )
     scale = expected["finetune"].std()
     assert (logits(merged) - logits(beside)).abs().max() < (1e-5 if dtype == torch.float32 else 0.1) * scale
-    assert (logits(merged) - logits(plain)).abs().max() > 0.5 * scale, "the adapter does nothing, so nothing was tested"
-    exact = PeftModel.from_pretrained(copy.deepcopy(plain).float(), root / "finetune/adapter").merge_and_unload().state_dict()
+    assert (logits(merged) - logits(plain)).abs().max() > 0.5 * scale, (
+        "the adapter does nothing, so nothing was tested"
+    )
+    exact = (
+        PeftModel.from_pretrained(copy.deepcopy(plain).float(), root / "finetune/adapter")
+        .merge_and_unload()
+        .state_dict()
+    )
     assert merged.dtype == dtype and {p.dtype for p in merged.method_parameters().values()} == {torch.float32}
     assert all(torch.equal(w, exact[n].to(w.dtype)) for n, w in merged.state_dict().items())
     assert {p.dtype for n, p in beside.named_parameters() if "lora_" in n} == {dtype}
 
 
 def test_what_is_assembled_can_be_trained_on(chain):
-    """After a merge every weight has a gradient, as a full finetuning needs, and a new adapter has one alone."""
+    """After a merge every weight has a gradient, as a full finetuning needs, and a new adapter has one
+    alone."""
     root, _ = chain
-    model = assemble(root / "teacher", [Link(METHOD, OPTIONS, steps(root, "distill", "finetune")), Link(METHOD, OPTIONS)])
-    assert all(p.requires_grad for p in model.parameters()) and not any("lora_" in n for n, _ in model.named_parameters())
+    model = assemble(
+        root / "teacher", [Link(METHOD, OPTIONS, steps(root, "distill", "finetune")), Link(METHOD, OPTIONS)]
+    )
+    assert all(p.requires_grad for p in model.parameters()) and not any(
+        "lora_" in n for n, _ in model.named_parameters()
+    )
     fuse_norms(model)
     model(IDS, labels=IDS, use_cache=False).loss.backward()
     assert all(p.grad is not None for n, p in model.named_parameters() if ".method." not in n)
@@ -138,7 +160,9 @@ def test_what_is_assembled_can_be_trained_on(chain):
     targets = FAMILIES["gpt2" if hasattr(model.base_model, "wpe") else "llama"]
     adapted = get_peft_model(model, LoraConfig(target_modules=targets, task_type="CAUSAL_LM"))
     adapted(IDS, labels=IDS, use_cache=False).loss.backward()
-    assert {n for n, p in adapted.named_parameters() if p.grad is not None} == {n for n, p in adapted.named_parameters() if "lora_" in n}
+    assert {n for n, p in adapted.named_parameters() if p.grad is not None} == {
+        n for n, p in adapted.named_parameters() if "lora_" in n
+    }
 
 
 def test_a_linearized_folder_is_gone_on_with(chain, tmp_path):
@@ -151,14 +175,35 @@ def test_a_linearized_folder_is_gone_on_with(chain, tmp_path):
 
 
 BAD = {
-    "another method": ([Link(METHOD, OPTIONS), Link("hedgehog")], ["goes on with hedgehog (", "is linearized by lolcats (", "window=8"]),
-    "other options": ([Link(METHOD, OPTIONS), Link(METHOD, {"window": 16})], ["window=16", "window=8", "the same method and options"]),
-    "other kept layers": ([Link("t2r"), Link("t2r", {"keep_softmax_layers": [0]})], ["keep_softmax_layers=[0]", "keep_softmax_layers=[])"]),
-    "softmax again": ([Link(METHOD, OPTIONS), Link("softmax")], ["goes on with softmax (", "is linearized by lolcats ("]),
+    "another method": (
+        [Link(METHOD, OPTIONS), Link("hedgehog")],
+        ["goes on with hedgehog (", "is linearized by lolcats (", "window=8"],
+    ),
+    "other options": (
+        [Link(METHOD, OPTIONS), Link(METHOD, {"window": 16})],
+        ["window=16", "window=8", "the same method and options"],
+    ),
+    "other kept layers": (
+        [Link("t2r"), Link("t2r", {"keep_softmax_layers": [0]})],
+        ["keep_softmax_layers=[0]", "keep_softmax_layers=[])"],
+    ),
+    "softmax again": (
+        [Link(METHOD, OPTIONS), Link("softmax")],
+        ["goes on with softmax (", "is linearized by lolcats ("],
+    ),
     "an unknown method": ([Link("lolcat")], ["'lolcat'", "lolcats"]),
-    "no step": ([Link("softmax", {}, ("teacher",))], ["no step's result in", "got config.json", "possible are model.safetensors, method"]),
-    "a method for softmax": ([Link("softmax", {}, ("distill",))], ["method.safetensors holds what a method added", "softmax attention"]),
-    "another method's tensors": ([Link("t2r", {}, ("distill",))], ["method.safetensors is not what its model needs", "missing", "unexpected"]),
+    "no step": (
+        [Link("softmax", {}, ("teacher",))],
+        ["no step's result in", "got config.json", "possible are model.safetensors, method"],
+    ),
+    "a method for softmax": (
+        [Link("softmax", {}, ("distill",))],
+        ["method.safetensors holds what a method added", "softmax attention"],
+    ),
+    "another method's tensors": (
+        [Link("t2r", {}, ("distill",))],
+        ["method.safetensors is not what its model needs", "missing", "unexpected"],
+    ),
 }
 
 
@@ -170,6 +215,8 @@ def test_a_chain_that_makes_no_model_is_refused(chain, tmp_path, case):
     (tmp_path / "distill").symlink_to(root / "distill")
     links, named = BAD[case]
     with pytest.raises(ValueError) as error:
-        assemble(root / "teacher", [link._replace(steps=tuple(tmp_path / s for s in link.steps)) for link in links])
+        assemble(
+            root / "teacher", [link._replace(steps=tuple(tmp_path / s for s in link.steps)) for link in links]
+        )
     assert all(part in str(error.value) for part in named), error.value
     assert isinstance(error.value, UserError) or case in ("an unknown method", "another method's tensors")

@@ -21,30 +21,74 @@ from relinear.stages._stage import Node
 SOURCES = sorted({p for folder in code.PACKAGES.values() for p in folder.rglob("*.py")})
 PLAN = Plan(scale="smoke")
 NODES = PLAN.behind(
-    [*everything(PLAN), *(PLAN.measured("lizard", name) for name, measure in PLAN.measures.items() if measure.data or name == "picture_gate")]
+    [
+        *everything(PLAN),
+        *(
+            PLAN.measured("lizard", name)
+            for name, measure in PLAN.measures.items()
+            if measure.data or name == "picture_gate"
+        ),
+    ]
 )
 ASSET = Node("asset", "brown")
 NODES += [ASSET]
-KINDS = {(node.stage, node.part and PLAN.measures[node.part].metric): node for node in NODES if node.name in ("lizard", "tiny", "stories@tiny")}
-# Modules that schedule, record, mirror and draw: no result depends on them. Work knows three things of the plan: its values, the check of options
-# and the reader of YAML, in which the harness's tasks stand.
+KINDS = {
+    (node.stage, node.part and PLAN.measures[node.part].metric): node
+    for node in NODES
+    if node.name in ("lizard", "tiny", "stories@tiny")
+}
+# Modules that schedule, record, mirror and draw: no result depends on them. Work knows three things of the
+# plan: its values, the check of options and the reader of YAML, in which the harness's tasks stand.
 GIVEN = {"relinear.plan.job", "relinear.plan.readings", "relinear.plan.sane", "relinear.plan.strict"}
-# Shared files -> the metrics that use them. They are no metrics, but for `needle`, by which the plane scores its answers.
+# Shared files -> the metrics that use them. They are no metrics, but for `needle`, by which the plane scores
+# its answers.
 SHARED = {
     "_harness": {"lm_eval"},
     "_documents": {"agreement", "perplexity_by_position"},
     "_limit": {
-        "agreement", "perplexity_by_position", "needle", "needle_plane", "passkey_example", "kv_recall", "answers", "qasper_yes_no", "haystack",
-        "ruler", "rouge",
+        "agreement",
+        "perplexity_by_position",
+        "needle",
+        "needle_plane",
+        "passkey_example",
+        "kv_recall",
+        "answers",
+        "qasper_yes_no",
+        "haystack",
+        "ruler",
+        "rouge",
     },
     "_attention": {"entropy", "head_maps", "matrix_similarity", "gate_stats"},
     "_answering": {
-        "needle", "needle_plane", "passkey_example", "samples", "kv_recall", "answers", "gate_stats", "qasper_yes_no", "haystack", "ruler",
+        "needle",
+        "needle_plane",
+        "passkey_example",
+        "samples",
+        "kv_recall",
+        "answers",
+        "gate_stats",
+        "qasper_yes_no",
+        "haystack",
+        "ruler",
         "rouge",
     },
     "_logits": {
-        "agreement", "perplexity_by_position", "lm_eval", "recall_accuracy", "recognition", "needle", "needle_plane", "passkey_example", "samples",
-        "kv_recall", "answers", "gate_stats", "qasper_yes_no", "haystack", "ruler", "rouge",
+        "agreement",
+        "perplexity_by_position",
+        "lm_eval",
+        "recall_accuracy",
+        "recognition",
+        "needle",
+        "needle_plane",
+        "passkey_example",
+        "samples",
+        "kv_recall",
+        "answers",
+        "gate_stats",
+        "qasper_yes_no",
+        "haystack",
+        "ruler",
+        "rouge",
     },
     "_contexts": {"qasper_yes_no", "haystack"},
     "_rope": {"qasper_yes_no", "haystack"},
@@ -52,7 +96,7 @@ SHARED = {
     "needle": {"needle_plane"},
     "kv_recall": {"ruler"},
     "gate": {"picture_gate"},
-}  # fmt: skip
+}
 AROUND = ("stage", "status", "cli", "plan", "stages", "draw", "tracking", "share", "benchmarks", "get.assets")
 
 
@@ -72,13 +116,49 @@ def test_what_schedules_obtains_and_draws_belongs_to_no_result(node):
         (
             "distill",
             "",
-            {"train.distill", "train.loop", "linearize.transfer", "get.packed", "attention._base", "families._layer"},
+            {
+                "train.distill",
+                "train.loop",
+                "linearize.transfer",
+                "get.packed",
+                "attention._base",
+                "families._layer",
+            },
         ),
-        ("finetune", "", {"train.finetune", "train.loop", "linearize.assemble", "get.packed", "machine.hardware", "attention._base"}),
-        ("measure", "fidelity", {"measure.run", "measure.fidelity", "linearize.assemble", "linearize.transfer", "attention._base"}),
+        (
+            "finetune",
+            "",
+            {
+                "train.finetune",
+                "train.loop",
+                "linearize.assemble",
+                "get.packed",
+                "machine.hardware",
+                "attention._base",
+            },
+        ),
+        (
+            "measure",
+            "fidelity",
+            {
+                "measure.run",
+                "measure.fidelity",
+                "linearize.assemble",
+                "linearize.transfer",
+                "attention._base",
+            },
+        ),
         ("measure", "gate", {"measure.run", "measure.gate", "linearize.state", "attention._base"}),
-        ("measure", "perplexity", {"measure.run", "measure.perplexity", "linearize.state", "attention._base"}),
-        ("measure", "lm_eval", {"measure.run", "measure.lm_eval", "measure._harness", "linearize.state", "attention._base"}),
+        (
+            "measure",
+            "perplexity",
+            {"measure.run", "measure.perplexity", "linearize.state", "attention._base"},
+        ),
+        (
+            "measure",
+            "lm_eval",
+            {"measure.run", "measure.lm_eval", "measure._harness", "linearize.state", "attention._base"},
+        ),
     ],
 )
 def test_a_stage_reaches_what_makes_its_result(stage, metric, needs):
@@ -93,7 +173,9 @@ def test_a_stage_reaches_what_makes_its_result(stage, metric, needs):
 def test_measuring_does_not_depend_on_how_models_are_trained_or_on_other_metrics(metric):
     reached = closure(PLAN.modules(KINDS["measure", metric]))
     assert not [m for m in reached if m.startswith("relinear.train")]
-    of_others = {m.removeprefix("relinear.measure.") for m in reached if m.startswith("relinear.measure.")} - {"run", metric}
+    of_others = {
+        m.removeprefix("relinear.measure.") for m in reached if m.startswith("relinear.measure.")
+    } - {"run", metric}
     assert of_others <= SHARED.keys()
     for module, metrics_of in SHARED.items():
         assert (module in of_others) == (metric in metrics_of), module
@@ -111,7 +193,8 @@ def imports(path: Path):
 
 
 def test_no_module_hides_an_import_from_the_hash():
-    """The hash does not follow relative imports, and `import *` names nothing. With either, an edit would go unnoticed."""
+    """The hash does not follow relative imports, and `import *` names nothing. With either, an edit would go
+    unnoticed."""
     for path in SOURCES:
         for node in imports(path):
             if isinstance(node, ast.ImportFrom):
@@ -123,9 +206,12 @@ def package(tmp_path, monkeypatch):
     """A package of three modules: a imports b, which imports c where types are checked."""
     monkeypatch.setitem(code.PACKAGES, "toy", tmp_path)
     (tmp_path / "__init__.py").write_text("")
-    (tmp_path / "a.py").write_text('"""A."""\nfrom toy.b import f\n\n\ndef g(x):\n    """Doc."""\n    return f(x)  # remark\n')
+    (tmp_path / "a.py").write_text(
+        '"""A."""\nfrom toy.b import f\n\n\ndef g(x):\n    """Doc."""\n    return f(x)  # remark\n'
+    )
     (tmp_path / "b.py").write_text(
-        "from typing import TYPE_CHECKING\n\nif TYPE_CHECKING:\n    from toy.c import C\n\n\ndef f(x):\n    return x + 1\n"
+        "from typing import TYPE_CHECKING\n\nif TYPE_CHECKING:\n    from toy.c import C\n\n\ndef f(x):\n   "
+        " return x + 1\n"
     )
     (tmp_path / "c.py").write_text("class C:\n    pass\n")
 
@@ -144,7 +230,14 @@ def test_closure_follows_every_import(package):
 
 def test_what_does_not_change_the_syntax_tree_does_not_change_the_hash(package):
     before = code_hash(["toy.a"])
-    assert package("a", '"""Another."""\n\nfrom toy.b import f\n\n\n# More.\ndef g(x):\n    """Other."""\n    return (f(x))\n') == before
+    assert (
+        package(
+            "a",
+            '"""Another."""\n\nfrom toy.b import f\n\n\n# More.\ndef g(x):\n    """Other."""\n    return'
+            " (f(x))\n",
+        )
+        == before
+    )
     assert package("c", '"""A module."""\n\n\nclass C:  # remark\n    pass\n') == before
     assert package("c", '"""A module."""\n\n\nclass C:\n    """A class."""\n') == before
     assert package("a", "from toy.b import f\n\n\ndef g(x):\n    return f(x)\n") == before
@@ -157,7 +250,14 @@ def test_the_words_of_an_error_are_no_code_and_the_error_is(package):
     before = package("a", RAISES.format('ValueError("no x")'))
     for words in ('"got an x"', 'f"got {x}"', 'f"got {x!r}; " "have none"', '"got " + str(x)', ""):
         assert package("a", RAISES.format(f"ValueError({words})")) == before, words
-    for other in ('KeyError("no x")', "ValueError(x)", 'ValueError("no x", x)', 'ValueError("no x") from None', 'ValueError(w="no x")', "ValueError"):
+    for other in (
+        'KeyError("no x")',
+        "ValueError(x)",
+        'ValueError("no x", x)',
+        'ValueError("no x") from None',
+        'ValueError(w="no x")',
+        "ValueError",
+    ):
         assert package("a", RAISES.format(other)) != before, other
 
 
@@ -206,7 +306,10 @@ def test_fields_that_other_pythons_have_and_leave_empty_do_not_count():
 def whole(tmp_path_factory):
     """A function that edits files of a copy of the package, and says which nodes' keys change."""
     folder = tmp_path_factory.mktemp("whole")
-    clone = {"relinear": Path(shutil.copytree(code.PACKAGES["relinear"], folder / "relinear")), "relinear_kernels": code.PACKAGES["relinear_kernels"]}
+    clone = {
+        "relinear": Path(shutil.copytree(code.PACKAGES["relinear"], folder / "relinear")),
+        "relinear_kernels": code.PACKAGES["relinear_kernels"],
+    }
     uncached = code._read.__wrapped__
     read = functools.cache(lambda path, text: uncached(path))
     plan = Plan(scale="smoke")
@@ -247,7 +350,10 @@ def reworded(text: str) -> str:
     tree = ast.parse(text)
     for node in ast.walk(tree):
         if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
-            node.exc.args = [ast.Constant("Other words.") if isinstance(arg, ast.JoinedStr | ast.Constant) else arg for arg in node.exc.args]
+            node.exc.args = [
+                ast.Constant("Other words.") if isinstance(arg, ast.JoinedStr | ast.Constant) else arg
+                for arg in node.exc.args
+            ]
     assert ast.get_docstring(tree)
     tree.body[0] = ast.Expr(ast.Constant("Another first line."))
     return "# A remark.\n" + ast.unparse(tree)
@@ -255,7 +361,11 @@ def reworded(text: str) -> str:
 
 PACKAGE = code.PACKAGES["relinear"]
 OUTSIDE = {"alone": ["cli.py", "stage.py", "status.py", "get/assets.py"]} | {
-    room: [f"{room}/{p.name}" for p in sorted((PACKAGE / room).glob("*.py")) if p.stem != "__init__" and f"relinear.plan.{p.stem}" not in GIVEN]
+    room: [
+        f"{room}/{p.name}"
+        for p in sorted((PACKAGE / room).glob("*.py"))
+        if p.stem != "__init__" and f"relinear.plan.{p.stem}" not in GIVEN
+    ]
     for room in ("plan", "stages", "draw", "tracking", "share", "benchmarks")
 }
 
@@ -265,7 +375,16 @@ def test_editing_what_schedules_obtains_or_draws_reruns_nothing(whole, room):
     assert whole(coded, *OUTSIDE[room]) <= {ASSET}
 
 
-SAYING = ["get/assets.py", "get/text.py", "get/model.py", "families/_opening.py", "measure/_harness.py", "plan/job.py", "plan/strict.py", "errors.py"]
+SAYING = [
+    "get/assets.py",
+    "get/text.py",
+    "get/model.py",
+    "families/_opening.py",
+    "measure/_harness.py",
+    "plan/job.py",
+    "plan/strict.py",
+    "errors.py",
+]
 
 
 @pytest.mark.parametrize("name", SAYING)
@@ -274,7 +393,14 @@ def test_editing_the_words_of_any_file_reruns_nothing(whole, name):
 
 
 def test_what_a_metric_says_it_needs_reruns_nothing(whole):
-    assert whole(lambda text: text.replace("NEEDS = (", 'NEEDS = ("tasks", '), "measure/perplexity.py", "measure/agreement.py") == set()
+    assert (
+        whole(
+            lambda text: text.replace("NEEDS = (", 'NEEDS = ("tasks", '),
+            "measure/perplexity.py",
+            "measure/agreement.py",
+        )
+        == set()
+    )
 
 
 def following(made) -> set[Node]:
@@ -286,14 +412,18 @@ def following(made) -> set[Node]:
 def test_editing_a_metric_measures_it_anew_and_nothing_else(whole, metric):
     as_it_has = {metric} | SHARED.get(metric, set())
     own = {node for node in NODES if node.part and PLAN.settings(node)["metric"] in as_it_has}
-    assert own and whole(coded, f"measure/{metric}.py") == (following(own.__contains__) if metric in ("gate", "picture_gate") else own), (
-        "others wait for the gate"
-    )
+    assert own and whole(coded, f"measure/{metric}.py") == (
+        following(own.__contains__) if metric in ("gate", "picture_gate") else own
+    ), "others wait for the gate"
 
 
 @pytest.mark.parametrize("method", attention.available())
 def test_editing_a_method_reruns_its_runs_and_no_others(whole, method):
-    own = {node for node in NODES if node.name in PLAN.runs and any(link.method == method for link in PLAN.chain(node.name))}
+    own = {
+        node
+        for node in NODES
+        if node.name in PLAN.runs and any(link.method == method for link in PLAN.chain(node.name))
+    }
     if method == "softmax":  # recorded inputs are those of the model's own attention
         own |= following(lambda node: node.stage == "activations")
     assert own and whole(coded, f"attention/{method}.py") == own
@@ -305,16 +435,29 @@ def of(*named: str):
 
 
 WORK = {
-    "get/text.py": of("text", "sentences", "documents", "pieces", "prompts", "labelled"), "get/documents.py": of("documents"),
-    "get/pieces.py": of("pieces"), "get/labelled.py": of("labelled"), "get/acceptability.py": of("labelled"), "train/classify.py": of("classify"),
-    "get/prompts.py": of("prompts"), "get/arena.py": of("arena", "images"), "get/written.py": of("written"),
-    "get/model.py": lambda node: node.stage == "model" and not PLAN.scaled.sees(node.name), "get/images.py": of("images"),
+    "get/text.py": of("text", "sentences", "documents", "pieces", "prompts", "labelled"),
+    "get/documents.py": of("documents"),
+    "get/pieces.py": of("pieces"),
+    "get/labelled.py": of("labelled"),
+    "get/acceptability.py": of("labelled"),
+    "train/classify.py": of("classify"),
+    "get/prompts.py": of("prompts"),
+    "get/arena.py": of("arena", "images"),
+    "get/written.py": of("written"),
+    "get/model.py": lambda node: node.stage == "model" and not PLAN.scaled.sees(node.name),
+    "get/images.py": of("images"),
     "get/picture_model.py": lambda node: node.stage == "model" and PLAN.scaled.sees(node.name),
-    "train/recognise.py": lambda node: node.stage == "classify" and PLAN.scaled.sees(PLAN.run(node.name).model),
+    "train/recognise.py": lambda node: (
+        node.stage == "classify" and PLAN.scaled.sees(PLAN.run(node.name).model)
+    ),
     "get/activations.py": of("activations"),
-    "train/distill.py": of("distill"), "train/finetune.py": of("finetune"), "measure/run.py": of("measure"),
-    "families/tiny.py": lambda node: node.stage == "model" and PLAN.models[node.name].family in ("tiny", "prenorm", "vit"),
-}  # fmt: skip
+    "train/distill.py": of("distill"),
+    "train/finetune.py": of("finetune"),
+    "measure/run.py": of("measure"),
+    "families/tiny.py": lambda node: (
+        node.stage == "model" and PLAN.models[node.name].family in ("tiny", "prenorm", "vit")
+    ),
+}
 
 
 @pytest.mark.parametrize("name", WORK)
@@ -325,8 +468,14 @@ def test_editing_how_something_is_made_makes_it_anew_and_what_follows(whole, nam
 # --- operations: the definition is the key ---
 
 METHODS = attention.available()
-OPS = sorted(p.stem.removesuffix("_reference") for p in code.PACKAGES["relinear_kernels"].glob("*_reference.py"))
-TRAININGS = {(stage, method): [f"relinear.train.{stage}", f"relinear.attention.{method}"] for stage in ("distill", "finetune") for method in METHODS}
+OPS = sorted(
+    p.stem.removesuffix("_reference") for p in code.PACKAGES["relinear_kernels"].glob("*_reference.py")
+)
+TRAININGS = {
+    (stage, method): [f"relinear.train.{stage}", f"relinear.attention.{method}"]
+    for stage in ("distill", "finetune")
+    for method in METHODS
+}
 FOUR = {"linear_attention", "gated_linear_attention", "sliding_window_attention", "hybrid_attention"}
 TRAINED = set(OPS) - {"decode_step"}
 # Every file that may compute an operation and is not its definition -> the operations it computes.
@@ -352,8 +501,16 @@ DEFINITIONS = {
     "attention_cross_entropy": (".sum(-1).transpose(1, 2)", ".mean(-1).transpose(1, 2)", set(TRAININGS)),
     "rotary": ("torch.cat([-b, a], -1)", "torch.cat([b, -a], -1)", set(TRAININGS)),
     "gated_linear_attention": ("FLOOR = -8.0", "FLOOR = -7.0", {x for x in TRAININGS if x[1] == "lizard"}),
-    "scaled_sum": ("scale.to(wide)[:, None] * y", "scale.to(wide)[:, None] * y * 2", {x for x in TRAININGS if x[1] == "lizard"}),
-    "hybrid_attention": ("exp(scores - top)", "exp(scores - top + 1)", {x for x in TRAININGS if x[1] == "lolcats"}),
+    "scaled_sum": (
+        "scale.to(wide)[:, None] * y",
+        "scale.to(wide)[:, None] * y * 2",
+        {x for x in TRAININGS if x[1] == "lizard"},
+    ),
+    "hybrid_attention": (
+        "exp(scores - top)",
+        "exp(scores - top + 1)",
+        {x for x in TRAININGS if x[1] == "lolcats"},
+    ),
     "token_cross_entropy": ("IGNORED = -100", "IGNORED = -101", {x for x in TRAININGS if x[0] == "finetune"}),
     "decode_step": ("old.copy_(new)", "old.copy_(2 * new)", set()),
 }
@@ -361,7 +518,8 @@ DEFINITIONS = {
 
 @pytest.fixture(scope="module")
 def edited(tmp_path_factory):
-    """A function that edits a file in a copy of the kernels, and says whose code hashes and which operations' kernel hashes change."""
+    """A function that edits a file in a copy of the kernels, and says whose code hashes and which operations'
+    kernel hashes change."""
     folder = tmp_path_factory.mktemp("clone")
     clone = {name: shutil.copytree(path, folder / name) for name, path in code.PACKAGES.items()}
     known, read = {}, code._read.__wrapped__
@@ -376,7 +534,9 @@ def edited(tmp_path_factory):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(sources, "PACKAGES", clone)
             patch.setattr(code, "_read", by_text)  # which is cached by path
-            kernels = {(x, op): h for x, modules in TRAININGS.items() for op, h in kernel_hashes(modules).items()}
+            kernels = {
+                (x, op): h for x, modules in TRAININGS.items() for op, h in kernel_hashes(modules).items()
+            }
             return {x: code_hash(modules) for x, modules in TRAININGS.items()}, kernels
 
     before = hashes()
@@ -391,7 +551,9 @@ def edited(tmp_path_factory):
         finally:
             path.write_text(text)
         ops = {op for _, op in kernels}
-        assert kernels == {(x, op) for x, op in before[1] if op in ops}, "an operation has one hash, whoever uses it"
+        assert kernels == {(x, op) for x, op in before[1] if op in ops}, (
+            "an operation has one hash, whoever uses it"
+        )
         return codes, ops
 
     yield edit
@@ -399,7 +561,9 @@ def edited(tmp_path_factory):
 
 
 def test_these_are_all_files_of_the_kernels():
-    stems = {p.stem for p in code.PACKAGES["relinear_kernels"].glob("*.py") if not p.stem.endswith("_test")} - {"conftest"}
+    stems = {
+        p.stem for p in code.PACKAGES["relinear_kernels"].glob("*.py") if not p.stem.endswith("_test")
+    } - {"conftest"}
     assert stems == {*IMPLEMENTATIONS, *(f"{op}_reference" for op in DEFINITIONS), "features"}
 
 
@@ -421,7 +585,10 @@ def test_feature_maps_are_part_of_every_definition(edited):
     assert codes == set(TRAININGS) and ops >= FOUR
 
 
-@pytest.mark.parametrize("stem", ["linear_attention_reference", "features", "linear_attention", "linear_attention_triton", "dispatch"])
+@pytest.mark.parametrize(
+    "stem",
+    ["linear_attention_reference", "features", "linear_attention", "linear_attention_triton", "dispatch"],
+)
 def test_comments_and_docstrings_are_neither_code_nor_kernel(edited, stem):
     def rewritten(text):
         return re.sub(r'^( *""")(?=\w)', r"\1Other words. ", text, flags=re.MULTILINE) + "\n# A remark.\n"
@@ -430,9 +597,14 @@ def test_comments_and_docstrings_are_neither_code_nor_kernel(edited, stem):
 
 
 def test_no_result_is_keyed_by_how_its_operations_are_computed():
-    reached = set().union(*(closure(list(modules)) for modules in {tuple(PLAN.modules(node)) for node in NODES}))
+    reached = set().union(
+        *(closure(list(modules)) for modules in {tuple(PLAN.modules(node)) for node in NODES})
+    )
     kernels = {m for m in reached if m.startswith("relinear_kernels")}
-    assert kernels and kernels <= {"relinear_kernels.features", *(f"relinear_kernels.{op}_reference" for op in OPS)}
+    assert kernels and kernels <= {
+        "relinear_kernels.features",
+        *(f"relinear_kernels.{op}_reference" for op in OPS),
+    }
 
 
 @pytest.mark.parametrize(
@@ -451,14 +623,19 @@ def test_an_operation_is_seen_however_it_is_imported(package, line):
     package("c", f"{line}\nimport torch\n")
     reached = closure(["toy.a"])
     assert "relinear_kernels.hybrid_attention_reference" in reached
-    assert ("relinear_kernels.scaled_sum_reference" in reached) == line.startswith("import "), "what is not imported is not seen"
+    assert ("relinear_kernels.scaled_sum_reference" in reached) == line.startswith("import "), (
+        "what is not imported is not seen"
+    )
 
 
 @pytest.mark.parametrize("op", OPS)
 def test_an_operation_has_its_definitions_defaults(op):
     """The dispatching module enters no key: a default of its own would change results unseen."""
     module = f"relinear_kernels.{op}"
-    public, defined = (inspect.signature(getattr(importlib.import_module(m), op)).parameters for m in (module, definition(module)))
+    public, defined = (
+        inspect.signature(getattr(importlib.import_module(m), op)).parameters
+        for m in (module, definition(module))
+    )
     both = public.keys() & defined.keys()
     assert both and {n: public[n].default for n in both} == {n: defined[n].default for n in both}
     assert not defined.keys() - public.keys()

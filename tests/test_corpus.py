@@ -71,12 +71,23 @@ def test_copies_of_a_document_fall_on_one_side_in_any_source(tmp_path):
 
 
 def test_what_a_mix_holds_out_of_written_text_is_a_data_set_of_its_own(tmp_path):
-    """`mix-written` of data.yaml: the same source held out, of which the mix scores nothing and trains on nothing."""
-    records = [{"instruction": f"Add {i} and 1.", "input": "", "output": f"It is {i + 1}."} for i in range(200)]
+    """`mix-written` of data.yaml: the same source held out, of which the mix scores nothing and trains on
+    nothing."""
+    records = [
+        {"instruction": f"Add {i} and 1.", "input": "", "output": f"It is {i + 1}."} for i in range(200)
+    ]
     (written := tmp_path / "written.jsonl").write_text("\n".join(map(json.dumps, records)))
     sources = {"smoke": None, "written": written}
     build(tmp_path / "mix", train=78_000, sources=sources)
-    build_text(tmp_path / "own", TOKENIZER, {"written": written}, heldout_source="written", seed=0, train_tokens=2000, heldout_tokens=2000)
+    build_text(
+        tmp_path / "own",
+        TOKENIZER,
+        {"written": written},
+        heldout_source="written",
+        seed=0,
+        train_tokens=2000,
+        heldout_tokens=2000,
+    )
     held, trained = texts(tmp_path / "own", "heldout"), texts(tmp_path / "mix", "train")
     assert len(held) >= 5 and not held & trained and not held & texts(tmp_path / "own", "train")
     assert sum("Add" in text for text in trained) > 150, "what is not held out is trained on"
@@ -104,7 +115,9 @@ def test_of_an_instruction_only_response_and_end_are_learned(tmp_path):
     (tmp_path / "records.jsonl").write_text("\n".join(map(json.dumps, records)))
     (tmp_path / "list").mkdir()
     (tmp_path / "list/records.json").write_text(json.dumps(records))
-    assert list(documents("alpaca-cleaned", tmp_path / "records.jsonl")) == list(documents("alpaca-cleaned", tmp_path / "list"))
+    assert list(documents("alpaca-cleaned", tmp_path / "records.jsonl")) == list(
+        documents("alpaca-cleaned", tmp_path / "list")
+    )
     sources = {"smoke": None, "alpaca-cleaned": tmp_path / "records.jsonl"}
     build(tmp_path / "out", train=3000, sources=sources, train_sources=["alpaca-cleaned"])
     tokens, labels = stream(tmp_path / "out", "train"), stream(tmp_path / "out", "train", "labels")
@@ -116,12 +129,16 @@ def test_of_an_instruction_only_response_and_end_are_learned(tmp_path):
 
 def test_a_record_of_another_schema_is_named(tmp_path):
     (tmp_path / "records.jsonl").write_text('{"question": "?", "answer": "!"}')
-    with pytest.raises(ValueError, match="record 0: got question, answer; expected instruction, input, output"):
+    with pytest.raises(
+        ValueError, match="record 0: got question, answer; expected instruction, input, output"
+    ):
         list(documents("alpaca-cleaned", tmp_path))
 
 
 def test_brown_loses_its_tags_and_kernel_documents_their_translations(tmp_path):
-    (tmp_path / "ca01").write_text("\n\n\tThe/at jury/nn said/vbd 1/2/cd ``/`` no/at ''/'' ,/, Atlanta/np$ ./.\n")
+    (tmp_path / "ca01").write_text(
+        "\n\n\tThe/at jury/nn said/vbd 1/2/cd ``/`` no/at ''/'' ,/, Atlanta/np$ ./.\n"
+    )
     assert list(documents("brown", tmp_path)) == [Document('The jury said 1/2 "no", Atlanta.')]
     (tmp_path / "translations").mkdir()
     for name in ("a.rst.gz", "translations/b.rst.gz"):
@@ -135,7 +152,10 @@ def test_too_small_a_source_says_asked_and_got(tmp_path):
 
 
 def test_unknown_sources_are_answered_with_the_known_ones(tmp_path):
-    with pytest.raises(ValueError, match="no text source 'pile': .* end in nothing; .* one of brown, instructions, .* wikipedia_intros"):
+    with pytest.raises(
+        ValueError,
+        match="no text source 'pile': .* end in nothing; .* one of brown, instructions, .* wikipedia_intros",
+    ):
         list(documents("pile", tmp_path))
     with pytest.raises(ValueError, match="no reader 'pile' of texts; have brown, "):
         list(documents("brown", tmp_path, reader="pile"))
@@ -177,6 +197,8 @@ def test_a_tokenizer_that_begins_texts_itself_separates_documents_so():
     from tokenizers.processors import TemplateProcessing
 
     with_bos = byte_tokenizer()
-    with_bos.backend_tokenizer.post_processor = TemplateProcessing(single="<|im_end|> $A", special_tokens=[("<|im_end|>", with_bos.eos_token_id)])
+    with_bos.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<|im_end|> $A", special_tokens=[("<|im_end|>", with_bos.eos_token_id)]
+    )
     assert document_separator(with_bos) == [with_bos.eos_token_id]
     assert document_separator(TOKENIZER) == [TOKENIZER.bos_token_id]

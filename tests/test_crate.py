@@ -42,13 +42,17 @@ def test_each_record_is_an_action_with_what_it_read_and_made(run, tmp_path):
         for file in ("run.json", "metrics.json"):
             assert (out / name / file).read_bytes() == store.read(scale / name / file)
         named = {entity["name"]: entity["sha256"] for entity in result.get("mentions", [])}
-        wanted = {file: entry["sha256"] for file, entry in record["artefacts"].items() if file != "metrics.json"}
+        wanted = {
+            file: entry["sha256"] for file, entry in record["artefacts"].items() if file != "metrics.json"
+        }
         assert named == wanted, "weights and other large files, by their hashes"
         read = action.get("object", [])
         read = read if isinstance(read, list) else [read]
         hashes = {entity.get("sha256") for entity in read}
         assert {data["sha256"] for data in record["datasets"]} <= hashes
-        assert len(read) == len(record["parents"]) + len({(d["name"], d["sha256"]) for d in record["datasets"]})
+        assert len(read) == len(record["parents"]) + len(
+            {(d["name"], d["sha256"]) for d in record["datasets"]}
+        )
 
 
 def test_a_step_leads_to_those_before_it(tmp_path):
@@ -74,7 +78,9 @@ def test_a_parent_that_was_made_anew_since_is_named_by_its_key_alone(tmp_path):
     path.write_text(path.read_text().replace(key, key[::-1]))
     crate = ROCrate(write(run, tmp_path / "crate"))
     assert TEXT not in actions(crate)
-    [named] = [entity for entity in actions(crate)["runs/lizard/finetune"]["object"] if entity.get("identifier")]
+    [named] = [
+        entity for entity in actions(crate)["runs/lizard/finetune"]["object"] if entity.get("identifier")
+    ]
     assert named["identifier"] == key and named["name"] == "text"
 
 

@@ -1,4 +1,5 @@
-"""Laws of the DAG, on real runs at smoke scale: the files that it makes, the nodes that it reruns. No interruption shows in its result."""
+"""Laws of the DAG, on real runs at smoke scale: the files that it makes, the nodes that it reruns. No
+interruption shows in its result."""
 
 import csv
 import hashlib
@@ -21,13 +22,28 @@ from relinear.records import drawn_early, entries
 from relinear.stage import contents
 
 ROWS = ["teacher", "teacher_lora", "t2r", "hedgehog", "supra", "lolcats_linear", "lolcats_window", "lizard"]
-ACCURACIES = ["piqa_acc", "piqa_acc_norm", "arc_easy_acc", "arc_challenge_acc_norm", "hellaswag_acc_norm", "winogrande_acc", "mmlu_acc"]
+ACCURACIES = [
+    "piqa_acc",
+    "piqa_acc_norm",
+    "arc_easy_acc",
+    "arc_challenge_acc_norm",
+    "hellaswag_acc_norm",
+    "winogrande_acc",
+    "mmlu_acc",
+]
 AVERAGES = ["avg", "avg_no_mmlu"]
 BESIDE = ("lambada_openai_acc", "boolq_acc")  # tasks that other scales score
 DESCRIBED = ["run", "method", "variant", "scale", "trainable_params", "distill_tokens", "finetune_tokens"]
 TABLES = ["comparison_table2", "table2"]
 MEASURES = ("gate", "perplexity", "commonsense", "mmlu")  # the measures of a row of the headline table
-RENDERED = [*TABLES, "lolcats_figure3", "lolcats_figure4", "lolcats_figure5", "lolcats_figure6", "lolcats_table1"]
+RENDERED = [
+    *TABLES,
+    "lolcats_figure3",
+    "lolcats_figure4",
+    "lolcats_figure5",
+    "lolcats_figure6",
+    "lolcats_table1",
+]
 
 pytestmark = pytest.mark.dag
 
@@ -84,7 +100,9 @@ def test_rows_say_what_was_trained_and_on_how_much(finished):
     parameters = {run: int(row["trainable_params"]) for run, row in table.items()}
     assert parameters["teacher"] == 0
     assert parameters["supra"] == max(parameters.values()), "full finetuning trains the most"
-    assert all(parameters[run] > parameters["teacher_lora"] for run in ROWS[2:]), "a method adds to the adapter"
+    assert all(parameters[run] > parameters["teacher_lora"] for run in ROWS[2:]), (
+        "a method adds to the adapter"
+    )
 
 
 def test_every_cell_leads_to_what_it_was_read_from(finished):
@@ -93,32 +111,50 @@ def test_every_cell_leads_to_what_it_was_read_from(finished):
         run = finished / file
         assert json.loads(run.read_text())["key"] == source["key"]
         assert hashlib.sha256(run.read_bytes()).hexdigest() == source["sha256"]
-        assert hashlib.sha256(run.with_name("metrics.json").read_bytes()).hexdigest() == source["metrics_sha256"]
+        assert (
+            hashlib.sha256(run.with_name("metrics.json").read_bytes()).hexdigest() == source["metrics_sha256"]
+        )
     for row in rows(finished / "results/table2.csv"):
         cells = provenance["cells"][row["run"]]
         for column, value in row.items():
             if column.startswith("published_") and value:
                 file, pointer = cells[column].split("#/")
                 table, name, *of = pointer.split("/")
-                printed = [line for line in rows(finished / file) if (line["table"], line["row"]) == (table, name)]
+                printed = [
+                    line for line in rows(finished / file) if (line["table"], line["row"]) == (table, name)
+                ]
                 found = [line for line in printed if of in ([], [line["column"]])]
                 assert found, f"{row['run']}, {column}: nothing at {cells[column]}"
                 assert not of or float(found[0]["value"]) == float(value)
             elif value == "not run":
-                assert cells[column] is None and column.startswith(BESIDE), f"{row['run']}: {column}, which smoke scores"
+                assert cells[column] is None and column.startswith(BESIDE), (
+                    f"{row['run']}: {column}, which smoke scores"
+                )
             elif column == "run":
                 assert cells[column].startswith("workflow/papers/comparison/table2.yaml#/rows/")
             elif value:
-                found = cells[column] if isinstance(cells[column], list) else [cells[column]]  # an average's are those of its tasks
-                assert found and all(file in provenance["sources"] and f"/{row['run']}/" in file for file in found), column
+                # an average's are those of its tasks
+                found = cells[column] if isinstance(cells[column], list) else [cells[column]]
+                assert found and all(
+                    file in provenance["sources"] and f"/{row['run']}/" in file for file in found
+                ), column
 
 
 def test_a_run_starts_from_its_own_first_stage(finished):
     for run in ("hedgehog", "lolcats_linear", "lolcats_window", "lizard"):
         first, second, last = (finished.record(run, stage) for stage in ("distill", "finetune", "perplexity"))
-        assert second["parents"]["distill"] == {"path": f"results/smoke/runs/{run}/distill", "key": first["key"], "contents": contents(first)}
-        assert last["parents"]["distill"]["key"] == first["key"] and last["parents"]["finetune"]["key"] == second["key"]
-        assert last["parents"]["gate"]["key"] == finished.record(run, "gate")["key"], "nothing is measured before the gate"
+        assert second["parents"]["distill"] == {
+            "path": f"results/smoke/runs/{run}/distill",
+            "key": first["key"],
+            "contents": contents(first),
+        }
+        assert (
+            last["parents"]["distill"]["key"] == first["key"]
+            and last["parents"]["finetune"]["key"] == second["key"]
+        )
+        assert last["parents"]["gate"]["key"] == finished.record(run, "gate")["key"], (
+            "nothing is measured before the gate"
+        )
 
 
 def test_records_describe_files_that_are_there(finished):
@@ -128,8 +164,12 @@ def test_records_describe_files_that_are_there(finished):
     for folder in folders:
         record = json.loads((folder / "run.json").read_text())
         for name, artefact in record["artefacts"].items():
-            assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == artefact["sha256"], folder / name
-        assert set(record["artefacts"]) == {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()} - {"run.json"}
+            assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == artefact["sha256"], (
+                folder / name
+            )
+        assert set(record["artefacts"]) == {
+            str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()
+        } - {"run.json"}
         assert record["attempt"] == 1 and record["peak_rss_bytes"] > 0
         assert record["versions"]["torch"] and record["started"]
 
@@ -151,7 +191,8 @@ def test_every_row_is_really_trained(finished, stage):
 
 
 def test_progress_and_log_files(finished):
-    """Each job that Snakemake started has a file as its log; that of a training has a bar that tells rate and time left."""
+    """Each job that Snakemake started has a file as its log; that of a training has a bar that tells rate and
+    time left."""
     for stage in ("distill", "finetune", "gate", "perplexity", "mmlu"):
         log = (finished / f"results/smoke/logs/lizard.{stage}.log").read_text()
         assert log.endswith(f"results/smoke/runs/lizard/{stage}\n"), "it ends with the folder that was made"
@@ -171,14 +212,18 @@ def test_mlflow_has_one_parent_a_row_and_one_current_child_a_stage(finished):
 
 
 def consistent(clone) -> None:
-    """Assert that each row has one parent run, each stage one current child (that of the folder on disk), and that nothing is left RUNNING."""
+    """Assert that each row has one parent run, each stage one current child (that of the folder on disk), and
+    that nothing is left RUNNING."""
     store = clone.mlflow()
     assert {run["status"] for run in store} <= {"FINISHED", "KILLED", "FAILED"}, "a run was left RUNNING"
     parents = [run["tags"]["relinear.row"] for run in store if "relinear.row" in run["tags"]]
     assert len(parents) == len(set(parents)) >= len(ROWS)
     current = [run for run in store if run["tags"].get("current") == "true"]
     assert {run["status"] for run in current} == {"FINISHED"}
-    found = sorted((run["tags"]["run"], run["tags"]["stage"], run["tags"]["key"], run["tags"]["attempt"]) for run in current)
+    found = sorted(
+        (run["tags"]["run"], run["tags"]["stage"], run["tags"]["key"], run["tags"]["attempt"])
+        for run in current
+    )
     records = [json.loads((folder / "run.json").read_text()) for folder in stage_folders(clone)]
     assert found == sorted((r["run"], r["stage"], r["key"], str(r["attempt"])) for r in records)
 
@@ -186,9 +231,17 @@ def consistent(clone) -> None:
 def curves(clone) -> dict[tuple[str, str], list[tuple[int, float]]]:
     """The loss by step of each (run, stage) in the store."""
     with closing(sqlite3.connect(clone / "results/mlflow.db")) as store:
-        points = store.execute("select run_uuid, step, value from metrics where key = 'loss' order by run_uuid, step, timestamp").fetchall()
-    names = {run["id"]: (run["tags"]["run"], run["tags"]["stage"]) for run in clone.mlflow() if run["tags"].get("current") == "true"}
-    found: dict[tuple[str, str], list[tuple[int, float]]] = {name: [] for name in names.values() if name[1] in ("distill", "finetune")}
+        points = store.execute(
+            "select run_uuid, step, value from metrics where key = 'loss' order by run_uuid, step, timestamp"
+        ).fetchall()
+    names = {
+        run["id"]: (run["tags"]["run"], run["tags"]["stage"])
+        for run in clone.mlflow()
+        if run["tags"].get("current") == "true"
+    }
+    found: dict[tuple[str, str], list[tuple[int, float]]] = {
+        name: [] for name in names.values() if name[1] in ("distill", "finetune")
+    }
     for run, step, value in points:
         if run in names:
             found[names[run]].append((step, value))
@@ -199,7 +252,9 @@ def test_mlflow_has_the_loss_curves(finished):
     found = curves(finished)
     assert len(found) == 7 + 13
     for (run, stage), curve in found.items():
-        assert curve == [(i, pytest.approx(loss)) for i, loss in enumerate(losses(finished.stage(run, stage)))]
+        assert curve == [
+            (i, pytest.approx(loss)) for i, loss in enumerate(losses(finished.stage(run, stage)))
+        ]
 
 
 def test_a_lost_store_is_rebuilt_from_the_files(clone, finished):
@@ -247,12 +302,23 @@ def test_editing_a_method_reruns_that_method(clone):
 def test_editing_what_lolcats_is_reruns_its_table_and_figures(clone):
     append(clone, "src/relinear/attention/lolcats.py", "\nUNUSED = 1\n")
     planned = clone.planned()
-    assert {*RENDERED, *of("lolcats_window", "distill", "finetune", "all"), *of("lolcats_exp", "fidelity")} < set(planned)
+    assert {
+        *RENDERED,
+        *of("lolcats_window", "distill", "finetune", "all"),
+        *of("lolcats_exp", "fidelity"),
+    } < set(planned)
     assert all(p in RENDERED or p.split()[1].startswith("lolcats_") for p in planned)
 
 
 def test_comments_docstrings_and_layout_rerun_nothing(clone):
-    for path in ("attention/lizard.py", "attention/_base.py", "train/loop.py", "draw/table.py", "plan/plan.py", "measure/perplexity.py"):
+    for path in (
+        "attention/lizard.py",
+        "attention/_base.py",
+        "train/loop.py",
+        "draw/table.py",
+        "plan/plan.py",
+        "measure/perplexity.py",
+    ):
         text = (clone / "src/relinear" / path).read_text()
         assert text.startswith('"""')
         text = '"""Other words. ' + text[3:] + "\n\n# a remark\n"
@@ -261,8 +327,19 @@ def test_comments_docstrings_and_layout_rerun_nothing(clone):
 
 
 def test_editing_what_runs_stages_or_a_kernel_reruns_nothing(clone):
-    """Code that schedules, records, mirrors and obtains makes no result; kernels are held to their definitions."""
-    for module in ("cli", "plan/plan", "stage", "tracking/live", "plan/scale", "plan/code", "get/assets", "machine/gpus", "share/export"):
+    """Code that schedules, records, mirrors and obtains makes no result; kernels are held to their
+    definitions."""
+    for module in (
+        "cli",
+        "plan/plan",
+        "stage",
+        "tracking/live",
+        "plan/scale",
+        "plan/code",
+        "get/assets",
+        "machine/gpus",
+        "share/export",
+    ):
         append(clone, f"src/relinear/{module}.py", "\nUNUSED = 1\n")
     for module in ("linear_attention_triton", "decode_step_triton", "decode_step", "dispatch"):
         append(clone, f"kernels/relinear_kernels/{module}.py", "\nUNUSED = 1\n")
@@ -271,7 +348,9 @@ def test_editing_what_runs_stages_or_a_kernel_reruns_nothing(clone):
 
 def test_editing_a_metric_reruns_its_measurements_alone(clone):
     append(clone, "src/relinear/measure/lm_eval.py", "\nUNUSED = 1\n")
-    assert clone.planned() == sorted([*(f"measure {run} {measure}" for run in ROWS for measure in ("commonsense", "mmlu")), *TABLES])
+    assert clone.planned() == sorted(
+        [*(f"measure {run} {measure}" for run in ROWS for measure in ("commonsense", "mmlu")), *TABLES]
+    )
 
 
 def test_editing_a_shape_redraws_and_trains_nothing(clone):
@@ -282,7 +361,11 @@ def test_editing_a_shape_redraws_and_trains_nothing(clone):
 
 
 def test_editing_a_spec_redraws_that_artefact_alone(clone):
-    clone.edit("workflow/papers/comparison/table2.yaml", "label: Five LLM-linearization methods", "label: 5 LLM-linearization methods")
+    clone.edit(
+        "workflow/papers/comparison/table2.yaml",
+        "label: Five LLM-linearization methods",
+        "label: 5 LLM-linearization methods",
+    )
     assert clone.planned() == TABLES
     clone.edit("workflow/papers/lolcats/figure3.yaml", "says: ", "says: the ")
     assert clone.planned() == sorted([*TABLES, "lolcats_figure3"])
@@ -299,11 +382,20 @@ def test_editing_a_tasks_definition_reruns_what_scores_it(clone):
 
 
 def test_editing_a_runs_learning_rate_reruns_that_stage_and_what_follows(clone):
-    clone.edit_yaml("workflow/papers/lizard/runs.yaml", lambda runs: runs["lizard"]["steps"][1]["finetune"].update(lr=7e-4))
+    clone.edit_yaml(
+        "workflow/papers/lizard/runs.yaml",
+        lambda runs: runs["lizard"]["steps"][1]["finetune"].update(lr=7e-4),
+    )
     assert clone.planned() == [], "smoke's least rate is 1e-3, so this one trains as before"
-    clone.edit_yaml("workflow/papers/lizard/runs.yaml", lambda runs: runs["lizard"]["steps"][1]["finetune"].update(lr=2e-3))
+    clone.edit_yaml(
+        "workflow/papers/lizard/runs.yaml",
+        lambda runs: runs["lizard"]["steps"][1]["finetune"].update(lr=2e-3),
+    )
     assert clone.planned() == sorted([*of("lizard", "finetune", "all"), *TABLES])
-    clone.edit_yaml("workflow/papers/hedgehog/runs.yaml", lambda runs: runs["hedgehog"]["steps"][0]["distill"].update(lr=2e-2))
+    clone.edit_yaml(
+        "workflow/papers/hedgehog/runs.yaml",
+        lambda runs: runs["hedgehog"]["steps"][0]["distill"].update(lr=2e-2),
+    )
     both = [*of("lizard", "finetune", "all"), *of("hedgehog", "distill", "finetune", "all")]
     assert clone.planned() == sorted([*both, *TABLES])
 
@@ -322,16 +414,23 @@ def test_an_interruption_before_the_table_leaves_no_stale_table(clone):
     (clone / "results/table2.csv").write_text("stale")
     assert clone.planned() == ["table2"]
     clone.snakemake(*TARGETS)
-    assert (clone / "results/table2.csv").read_bytes() == (clone / "results/smoke/comparison/table2.csv").read_bytes()
+    assert (clone / "results/table2.csv").read_bytes() == (
+        clone / "results/smoke/comparison/table2.csv"
+    ).read_bytes()
 
 
 # --- what was drawn is guarded ---
 
 DRAWN_FILES = (
-    "results/table2.csv", "results/table2.md", "results/smoke/comparison/table2.csv", "results/smoke/comparison/table2.claims.csv",
-    "results/smoke/lolcats/table1.csv", "results/smoke/lolcats/table1.provenance.json", "results/smoke/lolcats/figure3.png",
+    "results/table2.csv",
+    "results/table2.md",
+    "results/smoke/comparison/table2.csv",
+    "results/smoke/comparison/table2.claims.csv",
+    "results/smoke/lolcats/table1.csv",
+    "results/smoke/lolcats/table1.provenance.json",
+    "results/smoke/lolcats/figure3.png",
     "results/smoke/lolcats/figure3.pdf",
-)  # fmt: skip
+)
 
 
 def digit(path: Path) -> None:
@@ -354,8 +453,15 @@ def emptied(path: Path) -> None:
     [
         {"results/table2.csv": emptied, "results/smoke/lolcats/table1.csv": digit},
         {"results/table2.csv": digit, "results/smoke/lolcats/figure3.png": cut},
-        {"results/table2.csv": cut, "results/smoke/lolcats/figure3.pdf": Path.unlink, "results/smoke/lolcats/table1.provenance.json": digit},
-        {"results/smoke/comparison/table2.csv": digit, "results/smoke/comparison/table2.claims.csv": Path.unlink},
+        {
+            "results/table2.csv": cut,
+            "results/smoke/lolcats/figure3.pdf": Path.unlink,
+            "results/smoke/lolcats/table1.provenance.json": digit,
+        },
+        {
+            "results/smoke/comparison/table2.csv": digit,
+            "results/smoke/comparison/table2.claims.csv": Path.unlink,
+        },
         {"results/table2.md": emptied, ".snakemake": shutil.rmtree},
     ],
     ids=lambda upset: " ".join(f"{Path(name).name} {how.__name__}" for name, how in upset.items()),
@@ -372,7 +478,9 @@ def test_what_was_drawn_is_told_and_drawn_again_where_it_differs_from_its_record
 
 
 @pytest.mark.parametrize(("how", "forgotten"), [(Path.unlink, True), (digit, False)])
-def test_items_that_are_gone_or_others_are_measured_again_behind_a_table_that_is_there(clone, finished, how, forgotten):
+def test_items_that_are_gone_or_others_are_measured_again_behind_a_table_that_is_there(
+    clone, finished, how, forgotten
+):
     items = clone.stage("teacher", "commonsense") / "items.jsonl"
     how(items)
     if forgotten:
@@ -390,15 +498,22 @@ def test_a_table_of_another_scale_is_no_table_of_this_one(clone):
     for path in [*(clone / "results").glob("table2.*"), clone / "results/.table2.json"]:
         path.write_bytes(path.read_bytes().replace(b"0", b"1"))
     record = json.loads((clone / "results/.table2.json").read_text())
-    record["artefacts"] = entries(clone / "results", [clone / "results" / name for name in record["artefacts"]])
+    record["artefacts"] = entries(
+        clone / "results", [clone / "results" / name for name in record["artefacts"]]
+    )
     (clone / "results/.table2.json").write_text(json.dumps(record, indent=1))
     assert clone.planned("results/table2.csv") == ["table2"]
 
 
 def test_a_step_that_failed_after_a_change_is_made_by_the_next_call(clone):
-    """Snakemake puts the older record of a failed step back. It is out of date all the same, however often the step fails."""
+    """Snakemake puts the older record of a failed step back. It is out of date all the same, however often
+    the step fails."""
     fault, target = clone / "fault", "results/smoke/runs/teacher/perplexity/run.json"
-    append(clone, "src/relinear/measure/perplexity.py", f"\nimport os\n\nif os.path.exists({str(fault)!r}):\n    raise RuntimeError('a fault')\n")
+    append(
+        clone,
+        "src/relinear/measure/perplexity.py",
+        f"\nimport os\n\nif os.path.exists({str(fault)!r}):\n    raise RuntimeError('a fault')\n",
+    )
     changed, before = clone.planned(), clone.record("teacher", "perplexity")
     assert "measure teacher perplexity" in changed
     fault.touch()
@@ -415,7 +530,8 @@ def test_a_step_that_failed_after_a_change_is_made_by_the_next_call(clone):
 # --- interruptions ---
 
 
-LAST = "results/smoke/runs/lolcats_window/commonsense/run.json"  # the target of the calls that are interrupted
+# the target of the calls that are interrupted
+LAST = "results/smoke/runs/lolcats_window/commonsense/run.json"
 
 
 def hold(clone, moment: str) -> tuple[subprocess.Popen, psutil.Process]:
@@ -450,7 +566,9 @@ def test_killed_again_and_again_it_ends_as_if_never_disturbed(clone, finished):
     assert process.returncode != 0
     assert not (clone.stage(run, "distill") / "run.json").exists()
     assert list((clone / f"results/smoke/.work/{run}.distill/checkpoints").glob("0*"))
-    assert children(clone, run, "distill") == ["FINISHED", "KILLED"], "an undisturbed one, and one that said goodbye"
+    assert children(clone, run, "distill") == ["FINISHED", "KILLED"], (
+        "an undisturbed one, and one that said goodbye"
+    )
 
     # SIGKILL to the stage (out of memory) in the middle of stage 2
     process, stage = hold(clone, f"{run} finetune step 5")
@@ -468,7 +586,10 @@ def test_killed_again_and_again_it_ends_as_if_never_disturbed(clone, finished):
     process.wait()
     second = clone.popen(LAST)
     waits = "another process is at it"
-    wait(lambda: waits in text(clone / f"results/smoke/logs/{run}.finetune.log") or second.poll() is not None, "the second job to wait for the first")
+    wait(
+        lambda: waits in text(clone / f"results/smoke/logs/{run}.finetune.log") or second.poll() is not None,
+        "the second job to wait for the first",
+    )
     assert second.poll() is None and orphan.is_running()
 
     # Ctrl-C when a measurement is written but not yet in its place
@@ -477,11 +598,15 @@ def test_killed_again_and_again_it_ends_as_if_never_disturbed(clone, finished):
     wait(lambda: (clone / "held").is_file() or second.poll() is not None, "the measurement")
     assert second.poll() is None, second.communicate()[0]
     assert (clone / f"results/smoke/.work/{run}.commonsense/out/run.json").is_file()
-    assert list((clone / f"results/smoke/.work/{run}.commonsense").glob("answers.*")), "the next attempt goes on with these"
+    assert list((clone / f"results/smoke/.work/{run}.commonsense").glob("answers.*")), (
+        "the next attempt goes on with these"
+    )
     os.killpg(second.pid, signal.SIGINT)
     second.communicate()
     assert second.returncode != 0
-    assert not (clone.stage(run, "commonsense") / "run.json").exists(), "what is not in its place is not finished"
+    assert not (clone.stage(run, "commonsense") / "run.json").exists(), (
+        "what is not in its place is not finished"
+    )
 
     (clone / "hold").unlink()
     clone.snakemake(*TARGETS)
@@ -498,6 +623,13 @@ def test_killed_again_and_again_it_ends_as_if_never_disturbed(clone, finished):
     assert children(clone, run, "distill") == ["FINISHED", "KILLED", "FINISHED"]
     assert children(clone, run, "finetune") == ["FINISHED", "KILLED", "FINISHED"]
     assert children(clone, run, "commonsense") == ["FINISHED", "KILLED", "FINISHED"]
-    assert [clone.record(run, stage)["attempt"] for stage in ("distill", "finetune", "commonsense")] == [3, 3, 3]
-    assert sorted(p.name for p in (clone / f"results/smoke/.work/{run}.finetune").iterdir()) == ["attempt.json", "lock"]
+    assert [clone.record(run, stage)["attempt"] for stage in ("distill", "finetune", "commonsense")] == [
+        3,
+        3,
+        3,
+    ]
+    assert sorted(p.name for p in (clone / f"results/smoke/.work/{run}.finetune").iterdir()) == [
+        "attempt.json",
+        "lock",
+    ]
     assert clone.planned() == []

@@ -1,4 +1,5 @@
-"""A disk that refuses, a file in a folder's place, a module in a library's place: told in one line before work, or without effect."""
+"""A disk that refuses, a file in a folder's place, a module in a library's place: told in one line before
+work, or without effect."""
 
 import errno
 import json
@@ -14,7 +15,8 @@ from relinear.machine.disk import in_the_way, make_writable, refusal, require_po
 from relinear.records import drawn_early, drawn_otherwise
 
 FIRST = "results/smoke/models/tiny/run.json"
-# Run before a verb: the operating system's calls fail as they do on some network file systems and on failing disks.
+# Run before a verb: the operating system's calls fail as they do on some network file systems and on failing
+# disks.
 FAILING = """
 import errno, os, fcntl, sys
 call, number = sys.argv.pop(1), getattr(errno, sys.argv.pop(1))
@@ -29,7 +31,11 @@ main()
 @pytest.mark.parametrize(
     ("call", "number", "named"),
     [
-        ("flock", "ENOLCK", ("No locks available: ", "keeps no locks of files (flock)", "local disk", "Lustre with `flock`")),
+        (
+            "flock",
+            "ENOLCK",
+            ("No locks available: ", "keeps no locks of files (flock)", "local disk", "Lustre with `flock`"),
+        ),
         ("flock", "EIO", ("Input/output error: ", "the disk or the network file system failed")),
         ("fsync", "EIO", ("Input/output error: ", "the disk or the network file system failed")),
         ("fsync", "ENOSPC", ("No space left on device: ", "make room")),
@@ -39,7 +45,13 @@ main()
 def test_a_file_system_that_fails_is_one_line(tmp_path, call, number, named, optimised):
     env = environment() | {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'kernels'}", "OMP_NUM_THREADS": "1"}
     verb = ("model", "tiny", "--scale", "smoke", "--results", str(tmp_path / "results"))
-    done = subprocess.run([sys.executable, *optimised, "-c", FAILING, call, number, *verb], env=env, cwd=ROOT, text=True, capture_output=True)
+    done = subprocess.run(
+        [sys.executable, *optimised, "-c", FAILING, call, number, *verb],
+        env=env,
+        cwd=ROOT,
+        text=True,
+        capture_output=True,
+    )
     told = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert done.returncode == 1 and "Traceback" not in done.stderr and len(told) == 1, done.stderr[-3000:]
     assert told[0].endswith("give the same command again") and all(part in told[0] for part in named), told
@@ -47,15 +59,22 @@ def test_a_file_system_that_fails_is_one_line(tmp_path, call, number, named, opt
 
 
 def test_an_error_that_is_no_refusal_stays_one():
-    assert refusal(OSError(errno.ENOENT, "No such file or directory", "x")) is None and refusal(ValueError("x")) is None
-    assert refusal(OSError(errno.ESTALE, "Stale file handle", "x")).startswith("Stale file handle: x; the disk or the network")
+    assert (
+        refusal(OSError(errno.ENOENT, "No such file or directory", "x")) is None
+        and refusal(ValueError("x")) is None
+    )
+    assert refusal(OSError(errno.ESTALE, "Stale file handle", "x")).startswith(
+        "Stale file handle: x; the disk or the network"
+    )
 
 
 def test_what_stands_in_a_folders_place_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     assert in_the_way(tmp_path) is in_the_way(tmp_path / "new/folder") is None
-    assert in_the_way(tmp_path / "file/below").startswith(f"{tmp_path / 'file'} is a file, and a folder is needed there")
+    assert in_the_way(tmp_path / "file/below").startswith(
+        f"{tmp_path / 'file'} is a file, and a folder is needed there"
+    )
     with pytest.raises(UserError, match="link is a link that leads nowhere"):
         require_possible(tmp_path, tmp_path / "link/below")
     assert not (tmp_path / "new").exists()
@@ -66,13 +85,22 @@ def test_a_folder_that_cannot_be_written_to_is_named(tmp_path):
     assert list((tmp_path / "results/logs").iterdir()) == []
     (tmp_path / "results/logs").chmod(0o500)
     if os.geteuid() == 0:  # whom no mode stops: as nobody
-        code = "import os, sys, pathlib, relinear.machine.disk as d; os.setuid(65534); d.make_writable([pathlib.Path(sys.argv[1])])"
+        code = (
+            "import os, sys, pathlib, relinear.machine.disk as d; os.setuid(65534);"
+            " d.make_writable([pathlib.Path(sys.argv[1])])"
+        )
         tmp_path.chmod(0o755)
         for parent in tmp_path.parents[:-2]:
             parent.chmod(0o755)
         command = [sys.executable, "-c", code, str(tmp_path / "results/logs")]
-        done = subprocess.run(command, env=environment() | {"PYTHONPATH": str(ROOT / "src")}, text=True, capture_output=True)
-        assert done.returncode and f"UserError: {tmp_path / 'results/logs'} cannot be written to: Permission denied; make it" in done.stderr
+        done = subprocess.run(
+            command, env=environment() | {"PYTHONPATH": str(ROOT / "src")}, text=True, capture_output=True
+        )
+        assert (
+            done.returncode
+            and f"UserError: {tmp_path / 'results/logs'} cannot be written to: Permission denied; make it"
+            in done.stderr
+        )
     else:
         with pytest.raises(UserError, match="logs cannot be written to: Permission denied; make it writable"):
             make_writable([tmp_path / "results/logs"])
@@ -84,7 +112,9 @@ def test_snakemake_says_what_stands_in_a_folders_place(fresh, place):
     (fresh / place).parent.mkdir(parents=True, exist_ok=True)
     (fresh / place).write_text("")
     said = fresh.snakemake(FIRST, fails=True)
-    assert f"{place} is a file, and a folder is needed there; move it away" in said and "Traceback" not in said, said[-2000:]
+    assert (
+        f"{place} is a file, and a folder is needed there; move it away" in said and "Traceback" not in said
+    ), said[-2000:]
     assert (fresh / place).read_text() == "" and not list((fresh.root).glob("results/**/run.json"))
 
 
@@ -93,7 +123,8 @@ def test_a_module_of_the_folder_that_the_command_is_given_in_is_no_library(fresh
     for name in ("yaml", "numpy", "tqdm"):
         (fresh / f"{name}.py").write_text("raise RuntimeError('a module of this folder')\n")
     env = environment() | {"OMP_NUM_THREADS": "1"}
-    script = "import sys; from snakemake.cli import main; sys.exit(main(sys.argv[1:]))"  # as the command `snakemake`: not of this folder
+    # as the command `snakemake`: not of this folder
+    script = "import sys; from snakemake.cli import main; sys.exit(main(sys.argv[1:]))"
     command = [sys.executable, "-P", "-c", script, "--cores", "1", "--config", "scale=smoke", "--", FIRST]
     done = subprocess.run(command, cwd=fresh.root, env=env, text=True, capture_output=True)
     assert done.returncode == 0 and "a module of this folder" not in done.stderr, done.stderr[-3000:]
@@ -101,9 +132,12 @@ def test_a_module_of_the_folder_that_the_command_is_given_in_is_no_library(fresh
 
 
 def test_a_drawing_of_what_was_not_run_is_drawn_again_when_its_target_is_asked_for(fresh):
-    """`relinear draw` may come before the measurements; `snakemake` then had nothing to do, and the cells stayed `not run`."""
+    """`relinear draw` may come before the measurements; `snakemake` then had nothing to do, and the cells
+    stayed `not run`."""
     assert fresh.relinear("draw", "lolcats", "table1", "--scale", "smoke").returncode == 0
     record = fresh / "results/smoke/lolcats/.table1.json"
     assert drawn_otherwise(record) is None and "measurements are `not run`" in drawn_early(record)
     said = fresh.snakemake("lolcats_table1", options=("--dry-run",))
-    assert "rule lolcats_table1:" in said and "rule measure:" in said and "it is drawn again" in said, said[-3000:]
+    assert "rule lolcats_table1:" in said and "rule measure:" in said and "it is drawn again" in said, said[
+        -3000:
+    ]

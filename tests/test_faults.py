@@ -1,5 +1,5 @@
-"""A part of the fault campaign (`make faults`): malformed settings are refused with a message; damaged results are named, made again, and end the
-same."""
+"""A part of the fault campaign (`make faults`): malformed settings are refused with a message; damaged
+results are named, made again, and end the same."""
 
 import importlib
 import json
@@ -41,9 +41,15 @@ from relinear.records import drawn_otherwise, set_aside
 from relinear.tracking.committed import export
 
 EACH_KIND = (
-    "scales/smoke.yaml", "models.yaml", "measures.yaml", "assets.yaml", "papers/lizard/runs.yaml", "papers/lizard/paper.yaml",
-    "papers/lolcats/table1.yaml", "tasks/piqa.yaml",
-)  # fmt: skip
+    "scales/smoke.yaml",
+    "models.yaml",
+    "measures.yaml",
+    "assets.yaml",
+    "papers/lizard/runs.yaml",
+    "papers/lizard/paper.yaml",
+    "papers/lolcats/table1.yaml",
+    "tasks/piqa.yaml",
+)
 ROOT = Path(__file__).resolve().parent.parent
 INPUTS, EVERY = 100, 9  # of the settings, and of the rounds one in so many
 
@@ -55,7 +61,14 @@ def test_malformed_settings_are_refused_in_words_before_any_work():
 
 def test_settings_are_drawn_from_every_schema_and_most_are_malformed():
     found = drawn(sorted(settings()), INPUTS)
-    assert {kind(setting.name) for setting in found} == {*OF_ENTRIES, "columns.yaml", "paper", "scales", "spec", "tasks"}
+    assert {kind(setting.name) for setting in found} == {
+        *OF_ENTRIES,
+        "columns.yaml",
+        "paper",
+        "scales",
+        "spec",
+        "tasks",
+    }
     assert sum(setting.refused for setting in found) > INPUTS / 2 and {setting.at for setting in found} == {
         setting.at for setting in drawn(sorted(settings()), INPUTS)
     }
@@ -67,7 +80,10 @@ def test_a_scale_may_say_nothing_of_measures(tmp_path):
     scale = yaml.safe_load((WORKFLOW / "scales/smoke.yaml").read_text())
     (workflow / "scales/smoke.yaml").unlink()
     (workflow / "scales/smoke.yaml").write_text(yaml.safe_dump(scale | {"measures": {}}))
-    assert from_cli({"scale": "smoke"}, workflow=workflow).config.text.heldout_tokens == scale["text"]["heldout_tokens"]
+    assert (
+        from_cli({"scale": "smoke"}, workflow=workflow).config.text.heldout_tokens
+        == scale["text"]["heldout_tokens"]
+    )
 
 
 def test_the_campaign_sees_a_traceback_and_what_is_taken(tmp_path, monkeypatch):
@@ -83,7 +99,9 @@ def test_the_campaign_sees_a_traceback_and_what_is_taken(tmp_path, monkeypatch):
     assert judge(workflow, usual, nonsense=False)[0] == CRASH
 
 
-@pytest.mark.parametrize("value", [*NONSENSE[:4], NONSENSE[-1], NONSENSE[-2]], ids=lambda value: str(value)[:8])
+@pytest.mark.parametrize(
+    "value", [*NONSENSE[:4], NONSENSE[-1], NONSENSE[-2]], ids=lambda value: str(value)[:8]
+)
 def test_what_no_setting_means_is_refused_wherever_it_stands(tmp_path, value):
     workflow = linked(tmp_path / "workflow")
     for name in EACH_KIND:
@@ -113,19 +131,36 @@ def test_damaged_results_are_told_mended_by_what_is_named_and_end_the_same(plan)
 
 def test_rounds_have_each_damage_of_each_kind_of_step(plan):
     assert {path.parts[0] for path in files_of(plan)} == {"models", "written", "text", "activations", "runs"}
-    assert {path.parts[2] for path in files_of(plan) if path.parts[0] == "runs"} == {"distill", "finetune", "gate", "perplexity"}
+    assert {path.parts[2] for path in files_of(plan) if path.parts[0] == "runs"} == {
+        "distill",
+        "finetune",
+        "gate",
+        "perplexity",
+    }
     assert len(DAMAGES) == 4 and contents(plan).keys() == {"metrics.json", "items.jsonl"}
 
 
 def test_upsets_are_many_and_of_each_kind():
     found = [kind.name for _, kind in upsets.names(60)]
     assert len(found) == 60 and min(Counter(found).values()) >= 2
-    for part in ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGSTOP", "two commands", "disk full", "read-only", "store deleted", "store silent"):
+    for part in (
+        "SIGKILL",
+        "SIGTERM",
+        "SIGINT",
+        "SIGHUP",
+        "SIGSTOP",
+        "two commands",
+        "disk full",
+        "read-only",
+        "store deleted",
+        "store silent",
+    ):
         assert any(part in name for name in found), part
 
 
 def test_the_log_of_the_campaign_has_what_it_must_reach():
-    """`make faults`, as it was run at the one commit that all lines name: nothing lost, silent or told by a traceback."""
+    """`make faults`, as it was run at the one commit that all lines name: nothing lost, silent or told by a
+    traceback."""
     log = [Outcome(*json.loads(line)) for line in (ROOT / "docs/log/faults.jsonl").read_text().splitlines()]
     [commit] = {outcome.commit for outcome in log}
     assert len({outcome.case for outcome in log}) == len(log) and re.fullmatch("[0-9a-f]{7,}", commit)
@@ -140,8 +175,14 @@ def test_the_log_of_the_campaign_has_what_it_must_reach():
 
 
 def test_a_changed_number_is_not_drawn(plan, tmp_path, capsys):
-    artefact, path = plan.artefacts["comparison_table2"], plan.folder(plan.node(*LAST.split())) / "metrics.json"
-    before, cell = path.read_text(), next(r["value"] for r in json.loads(path.read_text())["readings"] if r["metric"] == "perplexity")
+    artefact, path = (
+        plan.artefacts["comparison_table2"],
+        plan.folder(plan.node(*LAST.split())) / "metrics.json",
+    )
+    before, cell = (
+        path.read_text(),
+        next(r["value"] for r in json.loads(path.read_text())["readings"] if r["metric"] == "perplexity"),
+    )
     out = plan.out(artefact) / f"{artefact.stem}.csv"
     draw_planned(plan, artefact)
     assert f"{cell:.6g}" in out.read_text()
@@ -155,7 +196,11 @@ def test_a_changed_number_is_not_drawn(plan, tmp_path, capsys):
 
 def test_rules_draw_no_table_in_which_a_row_is_missing(plan):
     with pytest.raises(
-        UserError, match=r"comparison_table2: \d+ of \d+ measurements are not finished.*; run `relinear measure teacher .* --scale smoke"
+        UserError,
+        match=(
+            r"comparison_table2: \d+ of \d+ measurements are not finished.*; run `relinear measure teacher .*"
+            r" --scale smoke"
+        ),
     ):
         draw_planned(plan, plan.artefacts["comparison_table2"], finished=True)
 
@@ -176,7 +221,10 @@ def test_a_setting_that_is_a_list_where_a_name_belongs_is_refused(tmp_path):
 def test_a_measurement_whose_items_are_gone_or_others_is_not_drawn_and_made_again(plan, capsys):
     artefact, node = plan.artefacts["comparison_table2"], plan.node(*LAST.split())
     items = plan.folder(node) / "items.jsonl"
-    before, value = items.read_bytes(), str(json.loads((plan.folder(node) / "metrics.json").read_text())["readings"][0]["value"])[:5]
+    before, value = (
+        items.read_bytes(),
+        str(json.loads((plan.folder(node) / "metrics.json").read_text())["readings"][0]["value"])[:5],
+    )
     for damage in (Path.unlink, lambda path: path.write_bytes(before.replace(b"1", b"2", 1))):
         damage(items)
         capsys.readouterr()
@@ -191,7 +239,9 @@ def test_a_measurement_whose_items_are_gone_or_others_is_not_drawn_and_made_agai
     assert value in (plan.out(artefact) / "table2.csv").read_text()
 
 
-def test_a_large_file_of_a_measurement_is_read_when_it_is_drawn_from_and_its_step_runs_again(plan, monkeypatch):
+def test_a_large_file_of_a_measurement_is_read_when_it_is_drawn_from_and_its_step_runs_again(
+    plan, monkeypatch
+):
     """Planning looks at its size alone, since there are gigabytes of weights."""
     monkeypatch.setattr("relinear.records.LIGHT", 10)
     node = plan.node(*LAST.split())
@@ -225,7 +275,10 @@ def test_what_was_drawn_is_what_its_record_says(plan, suffix, damage):
     assert drawn_otherwise(record) is None and file.read_bytes() == before
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema": 2, "artefacts": {}}', '{"schema": 2, "artefacts": {"table2.csv": 5}}'])
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "{}", '{"schema": 2, "artefacts": {}}', '{"schema": 2, "artefacts": {"table2.csv": 5}}'],
+)
 def test_a_record_of_a_drawing_that_cannot_be_believed_says_so(plan, text):
     draw_planned(plan, artefact := plan.artefacts["comparison_table2"])
     (record := plan.drawing(artefact)).write_text(text)

@@ -34,7 +34,8 @@ MINI = About("mini", "SmolLM2")
 
 
 def draw(artefact, measured, out, about=MINI):
-    """The drawn files by suffix. Asserts that they are all that the artefact names, that none is empty, and that there are no others."""
+    """The drawn files by suffix. Asserts that they are all that the artefact names, that none is empty, and
+    that there are no others."""
     written = make(artefact, measured, about, out)
     assert sorted(written) == sorted(map(Path, artefact.outputs(str(out)))) == sorted(out.iterdir())
     files = {path.name.split(".", 1)[1]: path for path in written}
@@ -77,7 +78,13 @@ def fidelity(folder, run, tensors, scale=1.0, layers=2, heads=6):
     ]
     save_file(tensors, folder / "weights.safetensors")
     return {
-        (run, "fidelity"): measurement(run, "fidelity", *values, *(reading(m, scale, None, of="attention") for m in ("kl", "mse")), folder=folder)
+        (run, "fidelity"): measurement(
+            run,
+            "fidelity",
+            *values,
+            *(reading(m, scale, None, of="attention") for m in ("kl", "mse")),
+            folder=folder,
+        )
     }
 
 
@@ -103,16 +110,30 @@ def test_a_map_of_a_perfect_method_is_drawn_with_zeros_and_one_that_was_not_run_
 
 def test_maps_say_that_a_scale_is_a_demonstration(tmp_path):
     found = fidelity(tmp_path, "lolcats_exp", weights([(0, 0)]))["lolcats_exp", "fidelity"]
-    figure = _maps(read(LOLCATS / "figure3.yaml").spec, {"lolcats_exp": found}, MINI._replace(demonstration="It means nothing."))
-    assert figure.get_suptitle().splitlines()[1:] == ["run lolcats_exp, scale mini, teacher SmolLM2", "It means nothing."]
+    figure = _maps(
+        read(LOLCATS / "figure3.yaml").spec,
+        {"lolcats_exp": found},
+        MINI._replace(demonstration="It means nothing."),
+    )
+    assert figure.get_suptitle().splitlines()[1:] == [
+        "run lolcats_exp, scale mini, teacher SmolLM2",
+        "It means nothing.",
+    ]
 
 
 def test_figures_that_are_compared_share_their_colours(tmp_path):
-    """LoLCATs Figures 3 to 6: the colours of weights and of all heads' distances do not depend on a run's own range."""
+    """LoLCATs Figures 3 to 6: the colours of weights and of all heads' distances do not depend on a run's own
+    range."""
     seen = []
     for scale in (1.0, 0.1):
-        found = fidelity(tmp_path, "lolcats_exp", weights([(0, 0), (1, 3)], sharp=2 + scale), scale=scale)["lolcats_exp", "fidelity"]
-        images = [image for axis in _maps(read(LOLCATS / "figure3.yaml").spec, {"lolcats_exp": found}, MINI).axes for image in axis.get_images()]
+        found = fidelity(tmp_path, "lolcats_exp", weights([(0, 0), (1, 3)], sharp=2 + scale), scale=scale)[
+            "lolcats_exp", "fidelity"
+        ]
+        images = [
+            image
+            for axis in _maps(read(LOLCATS / "figure3.yaml").spec, {"lolcats_exp": found}, MINI).axes
+            for image in axis.get_images()
+        ]
         seen.append([image.get_clim() for image in images])
     assert seen[0] == seen[1] == [(0.01 / 64, 1.0)] * 4 + [(0.005, 10), (1e-6, 2)]
 
@@ -127,7 +148,11 @@ def test_a_map_of_missing_or_broken_weights_is_refused(tmp_path):
         with pytest.raises(error, match=message):
             make(artefact, found, MINI, tmp_path)
 
-    refused(ValueError, r"no weights 'softmax.1.3'; have \['method.0.0'", tensors | {"method.1.3": tensors["method.0.0"]})
+    refused(
+        ValueError,
+        r"no weights 'softmax.1.3'; have \['method.0.0'",
+        tensors | {"method.1.3": tensors["method.0.0"]},
+    )
     refused(ValueError, "no weights 'softmax.<layer>.<head>'; have", {"other": tensors["method.0.0"]})
     tensors["method.0.0"][3, 1] = np.nan
     refused(ValueError, "'method.0.0' is not finite", tensors)
@@ -145,32 +170,65 @@ def test_a_head_without_a_distance_is_refused(tmp_path):
 
 GRID = {
     "draw": "grid",
-    "cell": {"measure": "needle", "metric": "acc", "of": "passkey", "unit": "percent", "x": "length", "y": "depth"},
-    "panels": [{"title": "Teacher", "run": "teacher"}, {"title": "LoLCATs", "run": "lolcats"}, {"title": "Lizard", "run": "lizard"}],
+    "cell": {
+        "measure": "needle",
+        "metric": "acc",
+        "of": "passkey",
+        "unit": "percent",
+        "x": "length",
+        "y": "depth",
+    },
+    "panels": [
+        {"title": "Teacher", "run": "teacher"},
+        {"title": "LoLCATs", "run": "lolcats"},
+        {"title": "Lizard", "run": "lizard"},
+    ],
     "limits": [0, 100],
-    "claims": [{"claim": "Lizard finds what LoLCATs does not", "source": "section 4.2", "op": ">", "margin": 50, "margin_by": "ours",
-                "left": {"row": "Lizard", "at": {"length": 8192, "depth": 0.5}}, "right": {"row": "LoLCATs", "at": {"length": 8192, "depth": 0.5}}}],
-}  # fmt: skip
+    "claims": [
+        {
+            "claim": "Lizard finds what LoLCATs does not",
+            "source": "section 4.2",
+            "op": ">",
+            "margin": 50,
+            "margin_by": "ours",
+            "left": {"row": "Lizard", "at": {"length": 8192, "depth": 0.5}},
+            "right": {"row": "LoLCATs", "at": {"length": 8192, "depth": 0.5}},
+        }
+    ],
+}
 LENGTHS, DEPTHS = (1024, 2048, 8192), (0.0, 0.5, 1.0)
 
 
 def needles(run, accuracy, **more):
     return {
         (run, "needle"): measurement(
-            run, "needle", *(reading("acc", accuracy(n, d), 0.02, 50, "passkey", length=n, depth=d) for n in LENGTHS for d in DEPTHS)
+            run,
+            "needle",
+            *(
+                reading("acc", accuracy(n, d), 0.02, 50, "passkey", length=n, depth=d)
+                for n in LENGTHS
+                for d in DEPTHS
+            ),
         )
     }
 
 
 def test_a_grid_has_a_panel_a_run_and_reads_each_place(tmp_path):
     artefact = read(paper(tmp_path, stem="figure4", **GRID))
-    measured = needles("teacher", lambda n, d: 1.0) | needles("lolcats", lambda n, d: float(n < 2000)) | needles("lizard", lambda n, d: 1 - d / 10)
+    measured = (
+        needles("teacher", lambda n, d: 1.0)
+        | needles("lolcats", lambda n, d: float(n < 2000))
+        | needles("lizard", lambda n, d: 1 - d / 10)
+    )
     heat = heat_of(artefact.spec, artefact.spec.panel("Lizard"), frame_of(measured))
     assert heat.xs == list(LENGTHS) and heat.ys == list(DEPTHS) and heat.values.shape == (3, 3)
     for (y, _), value in np.ndenumerate(heat.values):
         assert value == pytest.approx(100 - 10 * DEPTHS[y])
     [verdict] = verdicts(draw(artefact, measured, tmp_path / "out"))
-    assert verdict["verdict"] == "reproduced" and "Lizard at 8192, 0.5 95.00 ± 2.00, LoLCATs at 8192, 0.5 0.00 ± 2.00" in verdict["figures"]
+    assert (
+        verdict["verdict"] == "reproduced"
+        and "Lizard at 8192, 0.5 95.00 ± 2.00, LoLCATs at 8192, 0.5 0.00 ± 2.00" in verdict["figures"]
+    )
 
 
 def test_a_claim_about_a_grid_without_a_place_is_of_the_metric_without_axes(tmp_path):
@@ -178,10 +236,16 @@ def test_a_claim_about_a_grid_without_a_place_is_of_the_metric_without_axes(tmp_
     artefact = read(paper(tmp_path, stem="figure4", **GRID | {"claims": [claim]}))
     measured = needles("lolcats", lambda n, d: 0.0) | needles("lizard", lambda n, d: 1.0)
     measured = {
-        key: m._replace(readings=(*m.readings, reading("acc", 0.9 * (key[0] == "lizard"), 0.01, 50, "passkey"))) for key, m in measured.items()
+        key: m._replace(
+            readings=(*m.readings, reading("acc", 0.9 * (key[0] == "lizard"), 0.01, 50, "passkey"))
+        )
+        for key, m in measured.items()
     }
     [verdict] = verdicts(draw(artefact, measured, tmp_path / "out"))
-    assert verdict["verdict"] == "reproduced" and "Lizard 90.00 ± 1.00, LoLCATs 0.00 ± 1.00" in verdict["figures"]
+    assert (
+        verdict["verdict"] == "reproduced"
+        and "Lizard 90.00 ± 1.00, LoLCATs 0.00 ± 1.00" in verdict["figures"]
+    )
 
 
 def test_a_grid_says_which_panel_was_not_run_and_judges_no_failed_gate(tmp_path):
@@ -189,15 +253,22 @@ def test_a_grid_says_which_panel_was_not_run_and_judges_no_failed_gate(tmp_path)
     measured = needles("lizard", lambda n, d: 1.0) | {("lolcats", "needle"): None}
     [verdict] = verdicts(draw(artefact, measured, tmp_path / "none"))
     assert verdict["verdict"] == UNTESTED and verdict["reason"] == "LoLCATs at 8192, 0.5: acc was not run"
-    measured |= needles("lolcats", lambda n, d: 0.0) | {("lizard", "gate"): measurement("lizard", "gate", reading("passed", 0.0, None, 1, "gate"))}
-    assert verdicts(draw(artefact, measured, tmp_path / "failed"))[0]["reason"].startswith("lizard failed its gate")
+    measured |= needles("lolcats", lambda n, d: 0.0) | {
+        ("lizard", "gate"): measurement("lizard", "gate", reading("passed", 0.0, None, 1, "gate"))
+    }
+    assert verdicts(draw(artefact, measured, tmp_path / "failed"))[0]["reason"].startswith(
+        "lizard failed its gate"
+    )
 
 
 def test_a_place_without_a_reading_stays_empty_and_a_metric_without_the_axes_is_refused(tmp_path):
     artefact = read(paper(tmp_path, stem="figure4", **GRID))
     [m] = needles("lizard", lambda n, d: 1.0).values()
     lizard = artefact.spec.panel("Lizard")
-    less, other = (frame_of({("lizard", "needle"): m._replace(readings=own)}) for own in (m.readings[1:], (reading("acc", 1.0, of="passkey"),)))
+    less, other = (
+        frame_of({("lizard", "needle"): m._replace(readings=own)})
+        for own in (m.readings[1:], (reading("acc", 1.0, of="passkey"),))
+    )
     assert np.isnan(heat_of(artefact.spec, lizard, less).values).sum() == 1
     with pytest.raises(ValueError, match="no acc by length and depth; have acc by nothing"):
         heat_of(artefact.spec, lizard, other)
@@ -206,14 +277,22 @@ def test_a_place_without_a_reading_stays_empty_and_a_metric_without_the_axes_is_
 def test_a_panel_whose_metric_is_not_defined_says_why_and_judges_nothing(tmp_path):
     artefact = read(paper(tmp_path, stem="figure4", **GRID))
     nowhere = reading("acc", None, None, 0, "passkey")._replace(why="nothing to find")
-    measured = needles("lizard", lambda n, d: 1.0) | {("lolcats", "needle"): measurement("lolcats", "needle", nowhere)}
+    measured = needles("lizard", lambda n, d: 1.0) | {
+        ("lolcats", "needle"): measurement("lolcats", "needle", nowhere)
+    }
     [verdict] = verdicts(draw(artefact, measured, tmp_path / "out"))
-    assert (verdict["verdict"], verdict["reason"]) == (UNTESTED, "LoLCATs: acc is not defined: nothing to find")
+    assert (verdict["verdict"], verdict["reason"]) == (
+        UNTESTED,
+        "LoLCATs: acc is not defined: nothing to find",
+    )
 
 
 def test_panels_of_several_metrics_are_drawn_with_a_scale_each(tmp_path):
     cell = {"measure": "maps", "of": "attention", "x": "head", "y": "layer"}
-    panels = [{"title": title, "run": "supra", "metric": m, "log": True} for title, m in (("cosine", "cosine"), ("singular values", "distance"))]
+    panels = [
+        {"title": title, "run": "supra", "metric": m, "log": True}
+        for title, m in (("cosine", "cosine"), ("singular values", "distance"))
+    ]
     artefact = read(paper(tmp_path, stem="figure3", draw="grid", cell=cell, panels=panels))
     values = [
         reading(m, k * (1 + n + h), None, of="attention", layer=n, head=h)
@@ -227,11 +306,24 @@ def test_panels_of_several_metrics_are_drawn_with_a_scale_each(tmp_path):
 @pytest.mark.parametrize(("heads", "written"), [(2, "0.0621"), (4, "0.06"), (6, ""), (20, "")])
 def test_numbers_in_a_panel_do_not_run_into_each_other(tmp_path, monkeypatch, heads, written):
     shown = []
-    monkeypatch.setattr(pictures, "write_figure", lambda path, figure: (shown.append(figure), render.write_figure(path, figure)))
-    panels = [{"title": f"{run}, {metric}", "run": run, "metric": metric} for metric in ("cosine", "distance") for run in ("a", "b", "c", "d")]
+    monkeypatch.setattr(
+        pictures,
+        "write_figure",
+        lambda path, figure: (shown.append(figure), render.write_figure(path, figure)),
+    )
+    panels = [
+        {"title": f"{run}, {metric}", "run": run, "metric": metric}
+        for metric in ("cosine", "distance")
+        for run in ("a", "b", "c", "d")
+    ]
     cell = {"measure": "maps", "of": "attention", "x": "head", "y": "layer"}
     artefact = read(paper(tmp_path, stem="figure3", draw="grid", cell=cell, panels=panels))
-    values = [reading(m, 0.06214, None, of="attention", layer=n, head=h) for m in ("cosine", "distance") for n in range(2) for h in range(heads)]
+    values = [
+        reading(m, 0.06214, None, of="attention", layer=n, head=h)
+        for m in ("cosine", "distance")
+        for n in range(2)
+        for h in range(heads)
+    ]
     draw(artefact, {(run, "maps"): measurement(run, "maps", *values) for run in "abcd"}, tmp_path / "out")
     texts, renderer = shown[0].axes[0].texts, FigureCanvasAgg(shown[0]).get_renderer()
     assert [text.get_text() for text in texts] == [written] * 2 * heads
@@ -248,24 +340,66 @@ def heads(folder, run, places, length=9):
     """The content that head_maps keeps: weights by place, and the KL of each."""
     (folder / run).mkdir(exist_ok=True)
     save_file(weights(places, length), folder / run / "weights.safetensors")
-    return measurement(run, "heads", *(reading("kl", 0.25, None, length, "text", layer=n, head=h, own_layer=n, own_head=h) for n, h in places),
-                       reading("kl", 0.5, of="attention"), folder=folder / run)  # fmt: skip
+    return measurement(
+        run,
+        "heads",
+        *(
+            reading("kl", 0.25, None, length, "text", layer=n, head=h, own_layer=n, own_head=h)
+            for n, h in places
+        ),
+        reading("kl", 0.5, of="attention"),
+        folder=folder / run,
+    )
 
 
 def test_maps_of_several_runs_have_a_row_for_each_place_and_softmax_attention_first(tmp_path, monkeypatch):
     shown = []
-    monkeypatch.setattr(pictures, "write_figure", lambda path, figure: (shown.append(figure), render.write_figure(path, figure)))
-    artefact = read(paper(tmp_path, stem="figure4", places=[[1, 6], [12, 6]], claims=[
-        {"claim": "c", "source": "s", "left": "a", "right": "b", "column": "kl", "op": "<", "margin": 1, "margin_by": "ours"}], **TWO))  # fmt: skip
+    monkeypatch.setattr(
+        pictures,
+        "write_figure",
+        lambda path, figure: (shown.append(figure), render.write_figure(path, figure)),
+    )
+    artefact = read(
+        paper(
+            tmp_path,
+            stem="figure4",
+            places=[[1, 6], [12, 6]],
+            claims=[
+                {
+                    "claim": "c",
+                    "source": "s",
+                    "left": "a",
+                    "right": "b",
+                    "column": "kl",
+                    "op": "<",
+                    "margin": 1,
+                    "margin_by": "ours",
+                }
+            ],
+            **TWO,
+        )
+    )
     found = heads(tmp_path, "a", [(1, 6), (12, 6)])
-    make(artefact, {("a", "heads"): found, ("b", "heads"): None}, MINI._replace(data={"heads": "brown"}), tmp_path / "out")
+    make(
+        artefact,
+        {("a", "heads"): found, ("b", "heads"): None},
+        MINI._replace(data={"heads": "brown"}),
+        tmp_path / "out",
+    )
     assert shown[0].get_suptitle().splitlines()[1] == "scale mini, teacher SmolLM2 on brown"
     axes, bars = np.array(shown[0].axes[:6]).reshape(2, 3), shown[0].axes[6:]
     assert [bar.get_ylabel() for bar in bars] == ["weight, log scale"], "one colour bar for all maps"
     assert [axis.get_xlabel() for axis in axes[-1]] == ["key position"] * 2 + [""]
-    assert [axis.get_title() for axis in axes[0]] == ["Softmax", "A\nKL 0.25", "B"] and axes[1, 1].get_title() == "KL 0.25"
-    assert [axis.get_ylabel() for axis in axes[:, 0]] == ["layer 1, head 6\nquery position", "layer 12, head 6\nquery position"]
-    assert [[len(axis.images) for axis in row] for row in axes] == [[1, 1, 0]] * 2 and axes[0, 2].texts[0].get_text() == render.NOT_RUN
+    assert [axis.get_title() for axis in axes[0]] == ["Softmax", "A\nKL 0.25", "B"] and axes[
+        1, 1
+    ].get_title() == "KL 0.25"
+    assert [axis.get_ylabel() for axis in axes[:, 0]] == [
+        "layer 1, head 6\nquery position",
+        "layer 12, head 6\nquery position",
+    ]
+    assert [[len(axis.images) for axis in row] for row in axes] == [[1, 1, 0]] * 2 and axes[0, 2].texts[
+        0
+    ].get_text() == render.NOT_RUN
     own = weights([(1, 6), (12, 6)], 9)
     for axis, name in zip(axes[1], ("softmax.12.6", "method.12.6"), strict=False):
         assert np.array_equal(axis.images[0].get_array().filled(0), own[name])
@@ -274,13 +408,21 @@ def test_maps_of_several_runs_have_a_row_for_each_place_and_softmax_attention_fi
 
 def test_a_place_that_a_measurement_did_not_keep_is_refused(tmp_path):
     artefact = read(paper(tmp_path, stem="figure4", places=[[6, 1]], **TWO))
-    with pytest.raises(ValueError, match=r"results/a/heads/run.json: nothing of layer 6, head 1; have \[\(1, 6\)\]"):
-        make(artefact, {(run, "heads"): heads(tmp_path, run, [(1, 6)]) for run in "ab"}, MINI, tmp_path / "out")
+    with pytest.raises(
+        ValueError, match=r"results/a/heads/run.json: nothing of layer 6, head 1; have \[\(1, 6\)\]"
+    ):
+        make(
+            artefact, {(run, "heads"): heads(tmp_path, run, [(1, 6)]) for run in "ab"}, MINI, tmp_path / "out"
+        )
 
 
 def test_softmax_weights_over_their_largest_are_one_curve_of_scores_less_the_largest(tmp_path, monkeypatch):
     shown = []
-    monkeypatch.setattr(pictures, "write_figure", lambda path, figure: (shown.append(figure), render.write_figure(path, figure)))
+    monkeypatch.setattr(
+        pictures,
+        "write_figure",
+        lambda path, figure: (shown.append(figure), render.write_figure(path, figure)),
+    )
     artefact = read(paper(tmp_path, stem="figure4", rows=["relative"], **TWO))
     dense = {f"{kind}.1.{h}": np.random.default_rng(h + i).dirichlet(np.ones(9), 9).astype(np.float32)
              for h in (1, 3) for i, kind in enumerate(("softmax", "method"))}  # fmt: skip
@@ -301,7 +443,10 @@ def test_what_belongs_to_several_runs_names_them(tmp_path):
 
 def test_a_run_may_be_shown_by_another_measure(tmp_path):
     runs = {"A": "a", "B": {"run": "b", "measure": "elsewhere"}}
-    assert read(paper(tmp_path, stem="figure4", **TWO | {"runs": runs})).reads() == [("a", "heads"), ("b", "elsewhere")]
+    assert read(paper(tmp_path, stem="figure4", **TWO | {"runs": runs})).reads() == [
+        ("a", "heads"),
+        ("b", "elsewhere"),
+    ]
 
 
 # --- Lizard's Figure 3 ---
@@ -318,20 +463,40 @@ def test_figure_3_shows_the_keys_and_what_was_answered(tmp_path, monkeypatch):
     monkeypatch.setattr(render, "write_figure", keep)
     artefact = read(ROOT / "workflow/papers/lizard/figure3.yaml")
     keys = ["12345", "543210"]
-    example = {"prompt": "Find it. " + " ".join(f"{'Grass. ' * 60}The {n} pass key is {k}." for n, k in zip(("red", "tin"), keys, strict=True))
-               + "\n\nThe tin pass key is", "names": ["red", "tin"], "keys": keys, "asked": 1}  # fmt: skip
+    example = {
+        "prompt": "Find it. "
+        + " ".join(
+            f"{'Grass. ' * 60}The {n} pass key is {k}." for n, k in zip(("red", "tin"), keys, strict=True)
+        )
+        + "\n\nThe tin pass key is",
+        "names": ["red", "tin"],
+        "keys": keys,
+        "asked": 1,
+    }
     measured = {}
     for run, more, readings in (
         ("teacher", {"answer": " 543210."}, [reading("exact_match", 1.0, None, 1, "needle")]),
-        ("lizard", {}, [reading("exact_match", None, None, 0, "needle")._replace(why="it cannot read so far")]),
+        (
+            "lizard",
+            {},
+            [reading("exact_match", None, None, 0, "needle")._replace(why="it cannot read so far")],
+        ),
     ):
         (tmp_path / run).mkdir()
         (tmp_path / run / "items.jsonl").write_text(json.dumps(example | more))
-        measured[run, "passkey_example"] = measurement(run, "passkey_example", *readings, folder=tmp_path / run)
+        measured[run, "passkey_example"] = measurement(
+            run, "passkey_example", *readings, folder=tmp_path / run
+        )
     draw(artefact, measured, tmp_path / "out")
     words = " ".join(shown[0])
-    assert words.count("12345") == 1 and words.count("543210") == 3, "in the prompt, as what is right, and as an answer"
-    assert "'543210.', right" in words and "not defined: it cannot read so far" in words and "characters ...]" in words
+    assert words.count("12345") == 1 and words.count("543210") == 3, (
+        "in the prompt, as what is right, and as an answer"
+    )
+    assert (
+        "'543210.', right" in words
+        and "not defined: it cannot read so far" in words
+        and "characters ...]" in words
+    )
     draw(artefact, dict.fromkeys(measured), tmp_path / "none")
     (tmp_path / "lizard/items.jsonl").write_text(json.dumps(example | {"prompt": "another"}))
     with pytest.raises(ValueError, match="prompts of teacher and lizard are not the same"):
@@ -348,7 +513,16 @@ TABLE = {
         {"name": "cola", "title": "CoLA", "measure": "cola", "metric": "matthews", "unit": "percent"},
     ],
     "rows": [{"run": f"bert_{m}", "text": {"map": m}} for m in MAPS],
-    "claims": [{"claim": "c", "source": "s", "left": "bert_hedgehog", "right": "bert_elu", "column": "cola", "op": ">"}],
+    "claims": [
+        {
+            "claim": "c",
+            "source": "s",
+            "left": "bert_hedgehog",
+            "right": "bert_elu",
+            "column": "cola",
+            "op": ">",
+        }
+    ],
 }
 
 
@@ -363,8 +537,15 @@ def scattered(folder, **spec):
 
 
 def test_a_picture_is_a_table_with_its_claims_and_provenance(tmp_path):
-    measured = {(f"bert_{m}", "cola"): measurement(f"bert_{m}", "cola", reading("matthews", 0.4 + i / 10)) for i, m in enumerate(MAPS)}
-    measured |= {(f"bert_{m}", "kl"): measurement(f"bert_{m}", "kl", reading("kl", 2.0 - i / 2, 0.1)) for i, m in enumerate(MAPS) if m != "relu"}
+    measured = {
+        (f"bert_{m}", "cola"): measurement(f"bert_{m}", "cola", reading("matthews", 0.4 + i / 10))
+        for i, m in enumerate(MAPS)
+    }
+    measured |= {
+        (f"bert_{m}", "kl"): measurement(f"bert_{m}", "kl", reading("kl", 2.0 - i / 2, 0.1))
+        for i, m in enumerate(MAPS)
+        if m != "relu"
+    }
     artefact = scattered(tmp_path, **TABLE)
     files = draw(artefact, measured, tmp_path / "out")
     [verdict] = verdicts(files)
@@ -375,10 +556,17 @@ def test_a_picture_is_a_table_with_its_claims_and_provenance(tmp_path):
 
 
 def test_a_dose_that_a_point_lacks_gives_its_claim_no_verdict(tmp_path):
-    measured = {(f"bert_{m}", "cola"): measurement(f"bert_{m}", "cola", reading("matthews", 0.4 + i / 10)) for i, m in enumerate(MAPS)}
-    measured = {key: m._replace(facts=m.facts | {"tokens": {"finetune": 1000}}) for key, m in measured.items()}
+    measured = {
+        (f"bert_{m}", "cola"): measurement(f"bert_{m}", "cola", reading("matthews", 0.4 + i / 10))
+        for i, m in enumerate(MAPS)
+    }
+    measured = {
+        key: m._replace(facts=m.facts | {"tokens": {"finetune": 1000}}) for key, m in measured.items()
+    }
     claims = [TABLE["claims"][0] | {"dose": {"bert_hedgehog": dose}} for dose in (1000, 2000)]
-    whole, less = verdicts(draw(scattered(tmp_path, **TABLE | {"claims": claims}), measured, tmp_path / "out"))
+    whole, less = verdicts(
+        draw(scattered(tmp_path, **TABLE | {"claims": claims}), measured, tmp_path / "out")
+    )
     assert whole["verdict"] == "reproduced"
     assert less["verdict"] == "not tested" and "bert_hedgehog had 1k of 2k" in less["reason"]
 
@@ -388,7 +576,9 @@ def test_names_in_a_scatter_plot_lie_over_no_point_and_no_other_name(tmp_path):
     table = TABLE | {"rows": [{"run": run, "text": {"map": run}} for run in runs], "claims": []}
     spec = scattered(tmp_path, **table).spec
     measured = {(run, "cola"): measurement(run, "cola", reading("matthews", 0.99)) for run in runs}
-    measured |= {(run, "kl"): measurement(run, "kl", reading("kl", 2.0 + i / 50)) for i, run in enumerate(runs[:3])}
+    measured |= {
+        (run, "kl"): measurement(run, "kl", reading("kl", 2.0 + i / 50)) for i, run in enumerate(runs[:3])
+    }
     measured[runs[3], "kl"] = measurement(runs[3], "kl", reading("kl", 3.0))
     figure = own.load(SCATTER, "figure(spec, rows, about)").figure(spec, rows_of(spec, measured, MINI), MINI)
     figure.draw_without_rendering()
@@ -425,16 +615,25 @@ def test_a_curve_follows_an_axis_of_a_run_s_readings(tmp_path):
             "right": {"row": "supra", "at": {"position": 4096}},
         }
     ]
-    artefact = read(paper(tmp_path, stem="figure1", draw="curves", panels=panels, series=series, claims=claims))
+    artefact = read(
+        paper(tmp_path, stem="figure1", draw="curves", panels=panels, series=series, claims=claims)
+    )
     assert artefact.reads()[:2] == [("teacher", "ppl"), ("teacher", "gate")]
     ours = [reading("perplexity", 9.0 - i, 0.1, position=p) for i, p in enumerate((4096, 64, 512))]
     measured = {("teacher", "ppl"): measurement("teacher", "ppl", *ours, reading("perplexity", 1.0))}
     theirs = (reading("perplexity", value, position=p) for p, value in ((64, 8.0), (4096, 9.5)))
     measured[("supra", "ppl")] = measurement("supra", "ppl", *theirs)
-    points = [points_of(frame_of(measured), s, artefact.spec.panels[0], measured) for s in artefact.spec.series]
-    assert [list(zip(p["x"], p["value"], strict=True)) for p in points] == [[(64, 8.0), (512, 7.0), (4096, 9.0)], [(64, 8.0), (4096, 9.5)]]
+    points = [
+        points_of(frame_of(measured), s, artefact.spec.panels[0], measured) for s in artefact.spec.series
+    ]
+    assert [list(zip(p["x"], p["value"], strict=True)) for p in points] == [
+        [(64, 8.0), (512, 7.0), (4096, 9.0)],
+        [(64, 8.0), (4096, 9.5)],
+    ]
     [verdict] = verdicts(draw(artefact, measured, tmp_path / "out"))
-    assert verdict["verdict"] == "reproduced" and verdict["figures"].startswith("perplexity: teacher at 4096 9.00 ± 0.10, supra at 4096 9.50 ± 0.01")
+    assert verdict["verdict"] == "reproduced" and verdict["figures"].startswith(
+        "perplexity: teacher at 4096 9.00 ± 0.10, supra at 4096 9.50 ± 0.01"
+    )
     draw(artefact, {}, tmp_path / "nothing")
     [verdict] = verdicts(draw(artefact, measured | {("supra", "ppl"): None}, tmp_path / "none"))
     assert verdict["reason"] == "supra at 4096: perplexity was not run"
@@ -442,32 +641,87 @@ def test_a_curve_follows_an_axis_of_a_run_s_readings(tmp_path):
 
 def test_a_series_that_one_panel_lacks_is_named_in_the_caption_and_once_in_the_legend(tmp_path, monkeypatch):
     shown = []
-    monkeypatch.setattr(pictures, "write_figure", lambda path, figure: (shown.append(figure), render.write_figure(path, figure)))
-    panels = [{"measure": m, "metric": "perplexity", "column": m, "title": m, "x": "position"} for m in ("short", "long")]
-    artefact = read(paper(tmp_path, stem="figure1", draw="curves", panels=panels, series=[{"title": run, "run": run} for run in ("a", "b", "c")]))
+    monkeypatch.setattr(
+        pictures,
+        "write_figure",
+        lambda path, figure: (shown.append(figure), render.write_figure(path, figure)),
+    )
+    panels = [
+        {"measure": m, "metric": "perplexity", "column": m, "title": m, "x": "position"}
+        for m in ("short", "long")
+    ]
+    artefact = read(
+        paper(
+            tmp_path,
+            stem="figure1",
+            draw="curves",
+            panels=panels,
+            series=[{"title": run, "run": run} for run in ("a", "b", "c")],
+        )
+    )
     found = [("a", "short"), ("a", "long"), ("b", "short")]
-    draw(artefact, {r: measurement(*r, reading("perplexity", 9.0, 0.1, position=64)) for r in found}, tmp_path / "out")
+    draw(
+        artefact,
+        {r: measurement(*r, reading("perplexity", 9.0, 0.1, position=64)) for r in found},
+        tmp_path / "out",
+    )
     [legend] = shown[0].subfigs[0].legends
-    assert shown[0].get_supxlabel() == "not run for short: c.\nnot run for long: b; c." and [t.get_text() for t in legend.get_texts()] == ["a", "b"]
+    assert shown[0].get_supxlabel() == "not run for short: c.\nnot run for long: b; c." and [
+        t.get_text() for t in legend.get_texts()
+    ] == ["a", "b"]
 
 
-def test_a_panel_reads_at_a_place_on_the_other_axes_and_the_legend_has_a_number_of_each_run(tmp_path, monkeypatch):
+def test_a_panel_reads_at_a_place_on_the_other_axes_and_the_legend_has_a_number_of_each_run(
+    tmp_path, monkeypatch
+):
     """The caption says which series a panel lacks and another has."""
-    panels = [{"measure": "ppl", "metric": "perplexity", "x": "position"},
-              {"measure": "needle", "metric": "choice", "x": "distance", "at": {"length": 2048}, "title": "needles"}]  # fmt: skip
+    panels = [
+        {"measure": "ppl", "metric": "perplexity", "x": "position"},
+        {
+            "measure": "needle",
+            "metric": "choice",
+            "x": "distance",
+            "at": {"length": 2048},
+            "title": "needles",
+        },
+    ]
     series = [{"title": "teacher", "run": "teacher"}, {"title": "Lizard", "run": "lizard"}]
     legend = [{"measure": "size", "metric": "mebibytes", "of": "model", "unit": "MiB"}]
-    artefact = read(paper(tmp_path, stem="figure1", draw="curves", panels=panels, series=series, legend=legend))
+    artefact = read(
+        paper(tmp_path, stem="figure1", draw="curves", panels=panels, series=series, legend=legend)
+    )
     assert {("teacher", "size"), ("lizard", "size")} < set(artefact.reads())
-    places = [{"length": 2048}, {"length": 2048, "distance": 512}, {"length": 2048, "distance": 256}, {"length": 1024, "distance": 512}]
-    needles = measurement("teacher", "needle", *(reading("choice", value, 0.1, **at) for value, at in zip((0.1, 0.2, 0.3, 0.4), places, strict=True)))
+    places = [
+        {"length": 2048},
+        {"length": 2048, "distance": 512},
+        {"length": 2048, "distance": 256},
+        {"length": 1024, "distance": 512},
+    ]
+    needles = measurement(
+        "teacher",
+        "needle",
+        *(
+            reading("choice", value, 0.1, **at)
+            for value, at in zip((0.1, 0.2, 0.3, 0.4), places, strict=True)
+        ),
+    )
     alone = {("teacher", "needle"): needles}
     points = points_of(frame_of(alone), artefact.spec.series[0], artefact.spec.panels[1], alone)
     assert list(zip(points["x"], points["value"], strict=True)) == [(256, 0.3), (512, 0.2)]
-    measured = {("teacher", "needle"): needles, ("lizard", "size"): measurement("lizard", "size", reading("mebibytes", 11.6, of="model"))}
-    measured |= {(run, "ppl"): measurement(run, "ppl", reading("perplexity", 9.0, 0.1, position=64)) for run in ("teacher", "lizard")}
+    measured = {
+        ("teacher", "needle"): needles,
+        ("lizard", "size"): measurement("lizard", "size", reading("mebibytes", 11.6, of="model")),
+    }
+    measured |= {
+        (run, "ppl"): measurement(run, "ppl", reading("perplexity", 9.0, 0.1, position=64))
+        for run in ("teacher", "lizard")
+    }
     shown = []
-    monkeypatch.setattr(pictures, "write_figure", lambda path, figure: (shown.append(figure), render.write_figure(path, figure)))
+    monkeypatch.setattr(
+        pictures,
+        "write_figure",
+        lambda path, figure: (shown.append(figure), render.write_figure(path, figure)),
+    )
     draw(artefact, measured, tmp_path / "out")
     [legend] = shown[0].subfigs[0].legends
     assert shown[0].get_supxlabel() == "not run for needles: Lizard."
@@ -478,14 +732,37 @@ def test_a_panel_reads_at_a_place_on_the_other_axes_and_the_legend_has_a_number_
 
 
 def row(**changes):
-    given = {"model": "m", "sweep": "batch", "run": "teacher", "batch": 8, "prompt": 1, "generated": 1, "status": "ok", "ms_per_token": 1.0,
-             "prefill_tokens_per_second": 1.0, "decode_tokens_per_second": 100.0, "peak_bytes": 2**31, "cache_bytes": 1, "commit": "a"}  # fmt: skip
+    given = {
+        "model": "m",
+        "sweep": "batch",
+        "run": "teacher",
+        "batch": 8,
+        "prompt": 1,
+        "generated": 1,
+        "status": "ok",
+        "ms_per_token": 1.0,
+        "prefill_tokens_per_second": 1.0,
+        "decode_tokens_per_second": 100.0,
+        "peak_bytes": 2**31,
+        "cache_bytes": 1,
+        "commit": "a",
+    }
     return costs.Row(**given | changes)
 
 
 def verdict(rows, **changes):
-    points = {"left": {"row": "lizard", "at": {"batch": "largest"}}, "right": {"row": "teacher", "at": {"batch": "largest"}}}
-    given = {"claim": "c", "source": "s", "column": "decode_tokens_per_second", "op": ">", "ratio": 4, "published": "p"}
+    points = {
+        "left": {"row": "lizard", "at": {"batch": "largest"}},
+        "right": {"row": "teacher", "at": {"batch": "largest"}},
+    }
+    given = {
+        "claim": "c",
+        "source": "s",
+        "column": "decode_tokens_per_second",
+        "op": ">",
+        "ratio": 4,
+        "published": "p",
+    }
     claim = Claim(**points | given | changes)
     return judge(claim, costs.look_in(claim, rows), remark=costs.remark(claim, rows, "teacher"))
 
@@ -505,16 +782,27 @@ def test_rows_that_are_wrong_or_missing_judge_nothing():
 
 
 def test_rows_of_another_commit_than_the_first_series_are_marked():
-    rows = [row(), row(run="lizard"), row(run="lizard", batch=4, commit="b"), row(run="supra", status="out of memory", commit="c")]
+    rows = [
+        row(),
+        row(run="lizard"),
+        row(run="lizard", batch=4, commit="b"),
+        row(run="supra", status="out of memory", commit="c"),
+    ]
     assert costs.elsewhere(rows, "teacher") == {"lizard": ["b"]}
     assert costs.elsewhere(rows[:2], "teacher") == costs.elsewhere(rows[2:], "teacher") == {}
     assert "measured at another commit than the teacher: lizard;" in verdict(rows).figures
 
 
 def test_a_curve_of_costs_is_in_gib_ends_with_memory_and_leaves_out_what_is_measured_to_integrate_over():
-    rows = [row(sweep="length", generated=n) for n in (1, 512, 1024)] + [row(sweep="length", generated=2048, status="out of memory")]
+    rows = [row(sweep="length", generated=n) for n in (1, 512, 1024)] + [
+        row(sweep="length", generated=2048, status="out of memory")
+    ]
     curve = costs.points(rows, "teacher", Panel(x="length", y="peak_gib"))
-    assert list(curve["x"]) == [512, 1024, 2048] and list(curve["value"][:2]) == [2.0, 2.0] and list(curve["why"]) == ["", "", "out of memory"]
+    assert (
+        list(curve["x"]) == [512, 1024, 2048]
+        and list(curve["value"][:2]) == [2.0, 2.0]
+        and list(curve["why"]) == ["", "", "out of memory"]
+    )
     assert curve["value"].isna()[2] and not len(costs.points(rows, "lizard", Panel(x="length", y="peak_gib")))
 
 
@@ -553,18 +841,36 @@ def draw(spec, measured, about, out):
 
 
 def test_a_file_beside_its_spec_draws_what_no_shape_does(tmp_path):
-    claims = [{"claim": "c", "source": "s", "left": {"row": "lizard", "column": "gamma", "at": {"head": 1}}, "op": ">", "ratio": 0.5}]
+    claims = [
+        {
+            "claim": "c",
+            "source": "s",
+            "left": {"row": "lizard", "column": "gamma", "at": {"head": 1}},
+            "op": ">",
+            "ratio": 0.5,
+        }
+    ]
     claims += [claims[0] | {"recipe": "one rate for all"}]
     path = paper(tmp_path, stem="figure2", needs=[{"run": "lizard", "measure": "gates"}], claims=claims)
     path.with_suffix(".py").write_text(OWN)
     artefact = read(path)
-    assert artefact.spec.draw == "own" and artefact.script == path.with_suffix(".py") and artefact.reads() == [("lizard", "gates")]
-    measured = {("lizard", "gates"): measurement("lizard", "gates", reading("gamma", 0.9, head=1), reading("gamma", 0.1, head=2))}
+    assert (
+        artefact.spec.draw == "own"
+        and artefact.script == path.with_suffix(".py")
+        and artefact.reads() == [("lizard", "gates")]
+    )
+    measured = {
+        ("lizard", "gates"): measurement(
+            "lizard", "gates", reading("gamma", 0.9, head=1), reading("gamma", 0.1, head=2)
+        )
+    }
     verdict, unlike = verdicts(draw(artefact, measured, tmp_path / "out"))
     assert verdict["verdict"] == "reproduced" and "lizard at 1 gamma: 0.90 ± 0.01" in verdict["figures"]
     assert unlike["verdict"] == UNTESTED and "other recipe: one rate for all" in unlike["reason"]
     path.with_suffix(".py").write_text(OWN.replace("return paths", "return paths[1:]"))
-    with pytest.raises(ValueError, match="figure2.py drew figure2.pdf; workflow/papers/lizard/figure2.yaml makes"):
+    with pytest.raises(
+        ValueError, match="figure2.py drew figure2.pdf; workflow/papers/lizard/figure2.yaml makes"
+    ):
         make(artefact, measured, MINI, tmp_path / "out")
     path.with_suffix(".py").write_text("x = 1\n")
     with pytest.raises(ValueError, match="has no `draw"):

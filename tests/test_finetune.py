@@ -1,4 +1,5 @@
-"""Stage 2: the weights that it trains and saves, alone and after another training, and the dtype in which its adapters compute."""
+"""Stage 2: the weights that it trains and saves, alone and after another training, and the dtype in which its
+adapters compute."""
 
 import copy
 import json
@@ -25,8 +26,15 @@ from relinear.stages.finetune import Options
 from relinear.train import finetune
 from relinear.train.finetune import compute_in_input_dtype
 
-SHAPE = {"vocab_size": 128, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
-         "num_key_value_heads": 2, "initializer_range": 0.1}  # fmt: skip
+SHAPE = {
+    "vocab_size": 128,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "initializer_range": 0.1,
+}
 LENGTH = 48
 
 
@@ -39,7 +47,13 @@ def base():
 def adapted(base, dtype, as_peft=False):
     """The model with adapters that change it: peft's begin at zero."""
     torch.manual_seed(1)
-    config = LoraConfig(r=4, lora_alpha=8, bias="none", task_type="CAUSAL_LM", target_modules=["q_proj", "k_proj", "v_proj", "o_proj"])
+    config = LoraConfig(
+        r=4,
+        lora_alpha=8,
+        bias="none",
+        task_type="CAUSAL_LM",
+        target_modules=["q_proj", "k_proj", "v_proj", "o_proj"],
+    )
     model = get_peft_model(copy.deepcopy(base).to(dtype), config)
     with torch.no_grad():
         for name, p in model.named_parameters():
@@ -58,13 +72,18 @@ def gradients(model):
 
 
 def test_in_float32_adapters_are_peft_s_to_the_bit(base):
-    (loss, ours), (same, peft_s) = (gradients(adapted(base, torch.float32, as_peft)) for as_peft in (False, True))
+    (loss, ours), (same, peft_s) = (
+        gradients(adapted(base, torch.float32, as_peft)) for as_peft in (False, True)
+    )
     assert loss == same and torch.equal(ours, peft_s)
 
 
 def test_in_bfloat16_they_are_as_near_to_float32_as_peft_s(base):
     exact = gradients(adapted(base, torch.float32))[1]
-    ours, peft_s = (((gradients(adapted(base, torch.bfloat16, x))[1] - exact).norm() / exact.norm()).item() for x in (False, True))
+    ours, peft_s = (
+        ((gradients(adapted(base, torch.bfloat16, x))[1] - exact).norm() / exact.norm()).item()
+        for x in (False, True)
+    )
     assert 0 < ours < 1.3 * peft_s and ours < 5e-2
 
 
@@ -87,7 +106,11 @@ class Casts(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
-        self.count += func is torch.ops.aten._to_copy.default and out.dtype == torch.float32 and out.shape == (2, LENGTH, SHAPE["hidden_size"])
+        self.count += (
+            func is torch.ops.aten._to_copy.default
+            and out.dtype == torch.float32
+            and out.shape == (2, LENGTH, SHAPE["hidden_size"])
+        )
         return out
 
 
@@ -143,7 +166,11 @@ def job(inputs: Path, folder: Path, kind: str, *links: Link, **recipe) -> Job:
     """Eight steps on top of a chain."""
     settings = {
         "method": links[-1].method,
-        "recipe": Options(data="text", kind=kind, lr=1e-2, warmup_ratio=0.0, **recipe).model_dump(exclude=_training.ELSEWHERE),
+        "recipe": (
+            Options(data="text", kind=kind, lr=1e-2, warmup_ratio=0.0, **recipe).model_dump(
+                exclude=_training.ELSEWHERE
+            )
+        ),
         "budget": _training.Budget(epochs=1, seq_len=LENGTH, batch_size=BATCH, accumulate=1).model_dump(),
     }
     (folder / "out").mkdir(parents=True)
@@ -155,13 +182,18 @@ def test_kind_method_trains_and_saves_what_the_method_added_and_nothing_else(inp
     link = Link("hedgehog")
     before, trained = (assemble(inputs / "model", [link]) for _ in range(2))
     finetune.fit(job(inputs, tmp_path / "fit", "method", link), trained, "cpu", torch.float32)
-    changed = {name for name, p in before.named_parameters() if not torch.equal(p, trained.get_parameter(name))}
+    changed = {
+        name for name, p in before.named_parameters() if not torch.equal(p, trained.get_parameter(name))
+    }
     assert changed == set(before.method_parameters())
     asked = job(inputs, tmp_path / "work", "method", link)
     metrics = finetune.work(asked)
     saved = load_file(asked.out / "method.safetensors")
     assert {path.name for path in asked.out.iterdir()} == SAVED["method"] and set(saved) == changed
-    assert metrics["trainable_params"] == sum(p.numel() for p in saved.values()) and metrics["last_loss"] < metrics["first_loss"]
+    assert (
+        metrics["trainable_params"] == sum(p.numel() for p in saved.values())
+        and metrics["last_loss"] < metrics["first_loss"]
+    )
     assert all(torch.equal(value, trained.get_parameter(name)) for name, value in saved.items())
 
 
@@ -176,28 +208,51 @@ def test_each_group_of_parameters_learns_at_the_rate_of_its_recipe(inputs, tmp_p
 def test_without_embeddings_kind_full_trains_and_saves_all_else(inputs, tmp_path, tied):
     torch.manual_seed(0)
     LlamaForCausalLM(LlamaConfig(**SHAPE, tie_word_embeddings=tied)).save_pretrained(tmp_path / "model")
-    asked, table = job(inputs, tmp_path / "work", "full", Link("hedgehog"), train_embeddings=False), "model.embed_tokens.weight"
+    asked, table = (
+        job(inputs, tmp_path / "work", "full", Link("hedgehog"), train_embeddings=False),
+        "model.embed_tokens.weight",
+    )
     asked.parents["model"] = tmp_path / "model"
     metrics = finetune.work(asked)
-    before, after = (assemble(tmp_path / "model", [Link("hedgehog", {}, steps)]) for steps in ((), (asked.out,)))
+    before, after = (
+        assemble(tmp_path / "model", [Link("hedgehog", {}, steps)]) for steps in ((), (asked.out,))
+    )
     changed = {name for name, p in before.named_parameters() if not torch.equal(p, after.get_parameter(name))}
     saved = load_file(asked.out / "model.safetensors")
     require_loadable(tmp_path / "model", [Link("hedgehog", {}, (asked.out,))])
-    assert changed == set(saved) == {name for name, _ in before.named_parameters()} - {table} and ("lm_head.weight" in saved) != tied
-    assert metrics["trainable_params"] == sum(p.numel() for p in saved.values()) and metrics["last_loss"] < metrics["first_loss"]
+    assert (
+        changed == set(saved) == {name for name, _ in before.named_parameters()} - {table}
+        and ("lm_head.weight" in saved) != tied
+    )
+    assert (
+        metrics["trainable_params"] == sum(p.numel() for p in saved.values())
+        and metrics["last_loss"] < metrics["first_loss"]
+    )
 
 
-@pytest.mark.parametrize("link", [Link("softmax"), Link("hedgehog", {"keep_softmax_layers": [0, 1]})], ids=["no method", "no layer with it"])
+@pytest.mark.parametrize(
+    "link",
+    [Link("softmax"), Link("hedgehog", {"keep_softmax_layers": [0, 1]})],
+    ids=["no method", "no layer with it"],
+)
 def test_kind_method_is_refused_where_the_method_added_nothing(inputs, tmp_path, link):
     asked = job(inputs, tmp_path, "method", link)
-    with pytest.raises(UserError, match=f"kind: method trains what the method added, and {link.method} added no parameters; use lora or full"):
+    with pytest.raises(
+        UserError,
+        match=(
+            f"kind: method trains what the method added, and {link.method} added no parameters; use lora or"
+            " full"
+        ),
+    ):
         finetune.work(asked)
     assert not list(asked.out.iterdir())
 
 
 def test_an_adapter_for_what_the_model_does_not_have_is_refused_before_it_trains(inputs, tmp_path):
     asked = job(inputs, tmp_path, "lora", Link("hedgehog"), lora_targets=("q_proj", "zzz"))
-    with pytest.raises(UserError, match=r"lora_targets: the model has no projection 'zzz'; possible: .*k_proj.*q_proj"):
+    with pytest.raises(
+        UserError, match=r"lora_targets: the model has no projection 'zzz'; possible: .*k_proj.*q_proj"
+    ):
         finetune.work(asked)
     assert not list(asked.out.iterdir()) and not asked.history.exists()
 
@@ -207,13 +262,16 @@ def test_the_files_of_an_adapter_are_the_same_bytes_in_each_process(inputs, tmp_
     targets = ("v_proj", "q_proj", "o_proj", "k_proj")
     asked = job(inputs, tmp_path, "lora", Link("hedgehog"), lora_targets=targets)
     finetune.work(asked)
-    assert json.loads((asked.out / "adapter/adapter_config.json").read_text())["target_modules"] == sorted(targets)
+    assert json.loads((asked.out / "adapter/adapter_config.json").read_text())["target_modules"] == sorted(
+        targets
+    )
 
 
 @pytest.mark.parametrize("kind", SAVED)
 @pytest.mark.parametrize("first", ["lora", "full"])
 def test_a_finetuning_goes_on_where_another_run_s_ended(inputs, tmp_path, monkeypatch, first, kind):
-    """It begins with the loss that the other ended with, and the two folders together give the model that it ended with."""
+    """It begins with the loss that the other ended with, and the two folders together give the model that it
+    ended with."""
     finetune.work(job(inputs, tmp_path / "first", first, Link("hedgehog")))
     chain = Link("hedgehog", {}, (tmp_path / "first/out",))
     fit, ended = finetune.fit, []
@@ -223,12 +281,18 @@ def test_a_finetuning_goes_on_where_another_run_s_ended(inputs, tmp_path, monkey
     assert {path.name for path in asked.out.iterdir()} == SAVED[kind]
 
     text = Packed(inputs / "text", "train", LENGTH)
-    ids = torch.stack([text.sequence(i)[0] for i in batch_indices(0, n=len(text), batch_size=BATCH, seed=asked.seed)])
+    ids = torch.stack(
+        [text.sequence(i)[0] for i in batch_indices(0, n=len(text), batch_size=BATCH, seed=asked.seed)]
+    )
     with torch.no_grad():
         began = assemble(inputs / "model", [chain])(ids, labels=ids, use_cache=False).loss.item()
         alone = assemble(inputs / "model", [Link("hedgehog")])(ids, labels=ids, use_cache=False).loss.item()
-        together = assemble(inputs / "model", [chain._replace(steps=(*chain.steps, asked.out))])(ids, use_cache=False).logits
+        together = assemble(inputs / "model", [chain._replace(steps=(*chain.steps, asked.out))])(
+            ids, use_cache=False
+        ).logits
         [(model, _)] = ended
         torch.testing.assert_close(together, model.eval()(ids, use_cache=False).logits, rtol=1e-4, atol=1e-4)
     losses = [json.loads(line)["loss"] for line in asked.history.read_text().splitlines()]
-    assert losses[0] == pytest.approx(began, rel=1e-4) and losses[0] < 0.99 * alone, "the other training left a mark"
+    assert losses[0] == pytest.approx(began, rel=1e-4) and losses[0] < 0.99 * alone, (
+        "the other training left a mark"
+    )

@@ -1,4 +1,5 @@
-"""Folders of others: their code is never run, whatever a terminal answers; nothing is fetched; a template or a pattern cannot hold a process."""
+"""Folders of others: their code is never run, whatever a terminal answers; nothing is fetched; a template or
+a pattern cannot hold a process."""
 
 import ast
 import json
@@ -34,9 +35,12 @@ from pathlib import Path
 Path(__file__).with_name("RAN").touch()
 Path({touched!r}).touch()
 from transformers import LlamaConfig as Config, LlamaForCausalLM as Model, PreTrainedTokenizerFast as Tokenizer  # noqa: E402
-"""
+"""  # noqa: E501
 MAP = {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model", "AutoModel": "evil.Model"}
-TOKENIZER_MAP = {"auto_map": {"AutoTokenizer": ["evil.Tokenizer", "evil.Tokenizer"]}, "tokenizer_class": "Tokenizer"}
+TOKENIZER_MAP = {
+    "auto_map": {"AutoTokenizer": ["evil.Tokenizer", "evil.Tokenizer"]},
+    "tokenizer_class": "Tokenizer",
+}
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +78,9 @@ def kernel(folder: Path) -> str:
 def decoding(folder: Path) -> None:
     """A generation of the folder's own, which is passed over: what is written is the model's."""
     (folder / "custom_generate").mkdir()
-    (folder / "custom_generate/generate.py").write_text((folder / "evil.py").read_text() + "\ndef generate(*args, **more): ...\n")
+    (folder / "custom_generate/generate.py").write_text(
+        (folder / "evil.py").read_text() + "\ndef generate(*args, **more): ...\n"
+    )
 
 
 CASES = [unknown, known, tokenizer, kernel, decoding]
@@ -94,8 +100,20 @@ def ran(place: Path) -> list[Path]:
 def on_a_terminal(*command: str, cwd: Path, home: Path) -> tuple[int, str]:
     """Exit code and all that a command shows on a terminal where somebody answers every question with yes."""
     ours, theirs = pty.openpty()
-    env = environment() | {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'kernels'}", "HF_HOME": str(home), "TERM": "dumb"}
-    process = subprocess.Popen([sys.executable, "-m", *command], cwd=cwd, env=env, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True)
+    env = environment() | {
+        "PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'kernels'}",
+        "HF_HOME": str(home),
+        "TERM": "dumb",
+    }
+    process = subprocess.Popen(
+        [sys.executable, "-m", *command],
+        cwd=cwd,
+        env=env,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+    )
     os.close(theirs)
     shown, until = b"", time.monotonic() + 120
     while time.monotonic() < until:
@@ -116,7 +134,9 @@ def on_a_terminal(*command: str, cwd: Path, home: Path) -> tuple[int, str]:
 @pytest.mark.parametrize("case", [unknown, tokenizer])
 def test_on_a_terminal_nothing_asks_and_nothing_runs(tiny, tmp_path, case):
     folder, said = evil(tiny, tmp_path, case)
-    code, shown = on_a_terminal("relinear.cli", "generate", str(folder), "--prompt", "x", cwd=tmp_path, home=tmp_path / "home")
+    code, shown = on_a_terminal(
+        "relinear.cli", "generate", str(folder), "--prompt", "x", cwd=tmp_path, home=tmp_path / "home"
+    )
     assert code == 1 and "[y/N]" not in shown, shown
     assert said in " ".join(shown.split()) and "possible: a folder without it" in " ".join(shown.split())
     assert not ran(tmp_path)
@@ -125,7 +145,9 @@ def test_on_a_terminal_nothing_asks_and_nothing_runs(tiny, tmp_path, case):
 def test_the_same_terminal_would_have_run_it(tiny, tmp_path):
     """transformers itself asks there, and a yes runs the file: the test above would see it."""
     folder, _ = evil(tiny, tmp_path, unknown)
-    (tmp_path / "asks.py").write_text(f"from transformers import AutoConfig\nAutoConfig.from_pretrained({str(folder)!r})\n")
+    (tmp_path / "asks.py").write_text(
+        f"from transformers import AutoConfig\nAutoConfig.from_pretrained({str(folder)!r})\n"
+    )
     _, shown = on_a_terminal("asks", cwd=tmp_path, home=tmp_path / "home")
     assert "[y/N]" in shown and (tmp_path / "TOUCHED").is_file(), shown
 
@@ -152,9 +174,14 @@ def linearized(folder: Path) -> None:
 
 
 DOORS = {
-    "a model's stage": lambda folder: save_model(folder, folder.with_name("out"), "float32", family="decoder"),
+    "a model's stage": lambda folder: save_model(
+        folder, folder.with_name("out"), "float32", family="decoder"
+    ),
     "any family": lambda folder: save_model(folder, folder.with_name("out"), "float32"),
-    "a folder that generates": lambda folder: (load_folder(folder, torch.float32), folders.tokenizer_of(folder)),
+    "a folder that generates": lambda folder: (
+        load_folder(folder, torch.float32),
+        folders.tokenizer_of(folder),
+    ),
     "a teacher": lambda folder: (linearized(folder), folders.tokenizer_of(folder)),
     "an encoder": lambda folder: _encoders.opened([folder], torch.float32),
     "a decoder": lambda folder: _opening.opened([folder], torch.float32),
@@ -177,11 +204,20 @@ def test_no_door_runs_code_asks_or_fetches(tiny, tmp_path, door, case):
 
 def test_every_loading_of_a_folder_is_told_not_to_ask():
     """By the source: whoever adds a `from_pretrained` passes UNASKED, or says why not here."""
-    local = {("linearize/assemble.py", "PeftModel"), ("share/tensors.py", "PeftConfig"), ("linearize/loading.py", "super()")}  # no hub, no code
+    # no hub, no code
+    local = {
+        ("linearize/assemble.py", "PeftModel"),
+        ("share/tensors.py", "PeftConfig"),
+        ("linearize/loading.py", "super()"),
+    }
     found = set()
     for path in sorted((ROOT / "src/relinear").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
-            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "from_pretrained"):
+            if not (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Attribute)
+                and node.func.attr == "from_pretrained"
+            ):
                 continue
             if not any(k.arg is None and ast.unparse(k.value) == "UNASKED" for k in node.keywords):
                 found.add((path.relative_to(ROOT / "src/relinear").as_posix(), ast.unparse(node.func.value)))
@@ -198,7 +234,11 @@ def adapted(tiny, tmp_path_factory) -> Path:
     folder = Path(shutil.copytree(tiny, tmp_path_factory.mktemp("adapted") / "tiny"))
     config = LoraConfig(r=2, lora_alpha=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
     get_peft_model(AutoModelForCausalLM.from_pretrained(tiny), config).save_pretrained(folder)
-    rewrite(folder / "adapter_config.json", target_modules=["q_proj", "v_proj"], base_model_name_or_path="somebody/model")
+    rewrite(
+        folder / "adapter_config.json",
+        target_modules=["q_proj", "v_proj"],
+        base_model_name_or_path="somebody/model",
+    )
     return folder
 
 
@@ -272,8 +312,12 @@ def test_a_chat_template_that_fails_loops_or_grows_is_an_error(tiny, monkeypatch
     monkeypatch.setattr(folders, "TEMPLATE_BYTES", 1 << 26)
     found = folders.tokenizer_of(tiny)
     cases = {
-        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}": "TimeoutError: it takes more than 0.5 s",
-        "{% set n = namespace(s='x' * 999) %}{% for i in range(60) %}{% set n.s = n.s ~ n.s %}{% endfor %}": "MemoryError",
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}": (
+            "TimeoutError: it takes more than 0.5 s"
+        ),
+        "{% set n = namespace(s='x' * 999) %}{% for i in range(60) %}{% set n.s = n.s ~ n.s %}{% endfor %}": (
+            "MemoryError"
+        ),
         "{{ 1 / 0 }}": "ZeroDivisionError",
         "{{ raise_exception('only on Sundays') }}": "only on Sundays",
         "{% if %}": "TemplateSyntaxError",
@@ -281,7 +325,9 @@ def test_a_chat_template_that_fails_loops_or_grows_is_an_error(tiny, monkeypatch
     }
     for given, said in cases.items():
         found.chat_template = given
-        with pytest.raises(UserError, match=f"the chat template of .*tiny fails: .*{said}.*; possible: another template"):
+        with pytest.raises(
+            UserError, match=f"the chat template of .*tiny fails: .*{said}.*; possible: another template"
+        ):
             folders.chat_of(found, "hello")
     found.chat_template = "{{ messages[0].content }} {{ messages[0].content }}"
     with pytest.raises(UserError, match="writes a user's words 2 times; possible: one that does so once"):

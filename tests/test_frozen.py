@@ -1,4 +1,5 @@
-"""The safety net: the specs give the tables and claims that are committed, and verdicts on costs from before there were specs, byte for byte."""
+"""The safety net: the specs give the tables and claims that are committed, and verdicts on costs from before
+there were specs, byte for byte."""
 
 import csv
 import json
@@ -20,10 +21,14 @@ from relinear.stages._stage import Node
 ROOT = Path(__file__).parents[1]
 FROZEN = Path(__file__).parent / "frozen"
 REFERENCE = ROOT / "results/reference"
-WITHOUT_WEIGHTS = {  # figures of attention weights or gates whose measurements were committed before these were kept
-    ("hedgehog_recall_mini", "hedgehog_figure2"), ("recall_smollm2", "hedgehog_figure2"), ("maps_smollm2", "hedgehog_figure5"),
-    ("smollm2", "lizard_figure2"), *(("smollm2", f"lolcats_figure{n}") for n in (3, 4, 5, 6)),
-}  # fmt: skip
+# figures of attention weights or gates whose measurements were committed before these were kept
+WITHOUT_WEIGHTS = {
+    ("hedgehog_recall_mini", "hedgehog_figure2"),
+    ("recall_smollm2", "hedgehog_figure2"),
+    ("maps_smollm2", "hedgehog_figure5"),
+    ("smollm2", "lizard_figure2"),
+    *(("smollm2", f"lolcats_figure{n}") for n in (3, 4, 5, 6)),
+}
 DRAWN = sorted(
     (path.parents[1].name, path.parent.name, path.name.removesuffix(".provenance.json"))
     for path in REFERENCE.glob("*/*/*.provenance.json")
@@ -37,13 +42,18 @@ def test_verdicts_on_costs_come_out_byte_for_byte(tmp_path, spec):
     [name] = artefact.files()
     files = {name: FROZEN / "efficiency/efficiency.csv"}
     written = make(artefact, {}, About("mini", files=files), tmp_path)
-    assert sorted(written) == sorted(Path(path) for path in artefact.outputs(str(tmp_path))) and all(path.stat().st_size for path in written)
-    assert (tmp_path / f"{artefact.stem}.claims.csv").read_text() == (FROZEN / f"efficiency/{artefact.name}.claims.csv").read_text()
+    assert sorted(written) == sorted(Path(path) for path in artefact.outputs(str(tmp_path))) and all(
+        path.stat().st_size for path in written
+    )
+    assert (tmp_path / f"{artefact.stem}.claims.csv").read_text() == (
+        FROZEN / f"efficiency/{artefact.name}.claims.csv"
+    ).read_text()
 
 
 @pytest.mark.parametrize(("name", "paper", "stem"), DRAWN)
 def test_what_is_committed_is_drawn_again_byte_for_byte(name, paper, stem, tmp_path):
-    """Tables, claims and pictures; from records, items and weights that lie in the folder, and named in its manifest."""
+    """Tables, claims and pictures; from records, items and weights that lie in the folder, and named in its
+    manifest."""
     committed, folder = REFERENCE / name, tmp_path / "reference" / name
     folder.mkdir(parents=True)
     for part in committed.iterdir():
@@ -56,8 +66,15 @@ def test_what_is_committed_is_drawn_again_byte_for_byte(name, paper, stem, tmp_p
         with pytest.raises(UserError, match="is missing; attention weights lie where they were measured"):
             draw_committed(folder, artefact)
         return
-    written = [path for path in draw_committed(folder, artefact) if path.suffix != ".json"]  # the records lie elsewhere here
-    assert written and [path.name for path in written if path.read_bytes() != (committed / paper / path.name).read_bytes()] == []
+    # the records lie elsewhere here
+    written = [path for path in draw_committed(folder, artefact) if path.suffix != ".json"]
+    assert (
+        written
+        and [
+            path.name for path in written if path.read_bytes() != (committed / paper / path.name).read_bytes()
+        ]
+        == []
+    )
     manifest = json.loads((folder / "reference.json").read_text())["files"]
     assert all(manifest[path.relative_to(folder).as_posix()] == sha256(path) for path in written)
 
@@ -79,11 +96,24 @@ def test_drawing_from_a_folder_without_these_runs_says_which_it_has(tmp_path):
 def test_what_lolcats_says_in_its_text_is_counted_at_the_papers_shape():
     with (ROOT / "results/reference/smollm2/lolcats/intext.csv").open() as file:
         lora, maps, _, both, conclusion, *tokens, kl, mse, saved = csv.DictReader(file)
-    assert [row["ours"] for row in (lora, maps, both)] == ["6,815,744, 0.0849 %", "33,554,432, 0.418 %", "40,370,176, 0.503 %"]
-    assert [row["holds"] for row in (lora, maps, both, conclusion)] == ["yes", "yes", "no", "no"], "the last two are misprints"
-    assert [(row["paper"], row["holds"]) for row in tokens] == [("0.003 %", "yes"), ("0.04 %", "yes"), ("0.2 %", "yes")]
+    assert [row["ours"] for row in (lora, maps, both)] == [
+        "6,815,744, 0.0849 %",
+        "33,554,432, 0.418 %",
+        "40,370,176, 0.503 %",
+    ]
+    assert [row["holds"] for row in (lora, maps, both, conclusion)] == ["yes", "yes", "no", "no"], (
+        "the last two are misprints"
+    )
+    assert [(row["paper"], row["holds"]) for row in tokens] == [
+        ("0.003 %", "yes"),
+        ("0.04 %", "yes"),
+        ("0.2 %", "yes"),
+    ]
     assert (saved["ours"], saved["holds"]) == ("6.8 and 3.3 points", "no"), "both on the paper's tokens"
-    assert (kl["paper"], mse["paper"]) == ("0.94 (p = 0.005)",) * 2 and (kl["holds"], mse["holds"]) == ("not told", "yes")
+    assert (kl["paper"], mse["paper"]) == ("0.94 (p = 0.005)",) * 2 and (kl["holds"], mse["holds"]) == (
+        "not told",
+        "yes",
+    )
     intext, table1 = (read(ROOT / f"workflow/papers/lolcats/{name}.yaml") for name in ("intext", "table1"))
     printed = {line.run: table1.spec.published(line.name).values for line in table1.spec.lines}
     runs = [run for run, measure in intext.spec.reads() if measure == "fidelity"]
@@ -97,12 +127,18 @@ def table7(workflow: Path, out: Path) -> dict[str, str]:
     hardware = {"processes": 1, "dtype": plan.config.hardware.dtype, "gpu": None}
     for step in ("distill", "finetune"):
         settings = plan.settings(Node(step, "lizard"))
-        tokens = settings["budget"]["epochs"] * plan.settings(Node("text", "alpaca@llama-3-8b"))["train_tokens"]
+        tokens = (
+            settings["budget"]["epochs"] * plan.settings(Node("text", "alpaca@llama-3-8b"))["train_tokens"]
+        )
         (out / "runs/lizard" / step).mkdir(parents=True)
-        (out / "runs/lizard" / step / "run.json").write_text(json.dumps({"config": settings, "hardware": hardware, "tokens": tokens}))
+        (out / "runs/lizard" / step / "run.json").write_text(
+            json.dumps({"config": settings, "hardware": hardware, "tokens": tokens})
+        )
     artefact = read(ROOT / "workflow/papers/lizard/table7.yaml")
     found = SimpleNamespace(folder=out / "runs/lizard/perplexity")
-    own.load(artefact.script, "draw(spec, measured, about, out)").draw(artefact.spec, {("lizard", "perplexity"): found}, About("paper"), out)
+    own.load(artefact.script, "draw(spec, measured, about, out)").draw(
+        artefact.spec, {("lizard", "perplexity"): found}, About("paper"), out
+    )
     with (out / "table7.csv").open() as file:
         return {row["setting"]: row["same"] for row in csv.DictReader(file)}
 
@@ -111,23 +147,37 @@ def test_lizards_configuration_is_the_papers_table_7_until_it_drifts(tmp_path):
     """One difference is known: another card. Any further one fails."""
     same = table7(ROOT / "workflow", tmp_path / "as it is")
     known = {"gpus"}
-    assert {setting for setting, verdict in same.items() if verdict == "no"} == known and list(same.values()).count("yes") == 14
+    assert {setting for setting, verdict in same.items() if verdict == "no"} == known and list(
+        same.values()
+    ).count("yes") == 14
     assert "gpus,8 x A100 80GB,none,no" in (tmp_path / "as it is/table7.csv").read_text()
     drifts = {
-        "distill_lr": ("lr: 1.0e-3", "lr: 1.0e-2"), "finetune_lr": ("lr: 5.0e-4", "lr: 1.0e-4"), "betas": ("0.99]", "0.999]"),
-        "min_lr_ratio": ("min_lr_ratio: 0.1", "min_lr_ratio: 0.0"), "lora_targets": ("q_proj, k_proj, v_proj", "q_proj, k_proj"),
-    }  # fmt: skip
+        "distill_lr": ("lr: 1.0e-3", "lr: 1.0e-2"),
+        "finetune_lr": ("lr: 5.0e-4", "lr: 1.0e-4"),
+        "betas": ("0.99]", "0.999]"),
+        "min_lr_ratio": ("min_lr_ratio: 0.1", "min_lr_ratio: 0.0"),
+        "lora_targets": ("q_proj, k_proj, v_proj", "q_proj, k_proj"),
+    }
     for setting, (ours, other) in drifts.items():
         workflow = Path(shutil.copytree(ROOT / "workflow", tmp_path / setting))
         runs = workflow / "papers/lizard/runs.yaml"
         first, rest = runs.read_text().split("\n\n", 1)  # `lizard` comes first
         assert ours in first
         runs.write_text(f"{first.replace(ours, other)}\n\n{rest}")
-        assert {name for name, verdict in table7(workflow, tmp_path / f"{setting} drifted").items() if verdict == "no"} == known | {setting}
+        assert {
+            name
+            for name, verdict in table7(workflow, tmp_path / f"{setting} drifted").items()
+            if verdict == "no"
+        } == known | {setting}
 
 
 def test_lizards_recipe_is_the_papers_but_for_what_is_known_to_differ():
     with (ROOT / "results/reference/smollm2/lizard/table7.csv").open() as file:
         same = {row["setting"]: row["same"] for row in csv.DictReader(file)}
-    assert {setting for setting, verdict in same.items() if verdict == "no"} == {"gpus", "engine", "sequence_length", "micro_batch"}
+    assert {setting for setting, verdict in same.items() if verdict == "no"} == {
+        "gpus",
+        "engine",
+        "sequence_length",
+        "micro_batch",
+    }
     assert list(same.values()).count("yes") == 12

@@ -1,4 +1,5 @@
-"""The gate lets every method through. It stops a model whose two forms differ, that looks ahead, or whose numbers are not finite."""
+"""The gate lets every method through. It stops a model whose two forms differ, that looks ahead, or whose
+numbers are not finite."""
 
 import pytest
 import torch
@@ -18,7 +19,9 @@ def test_every_method_passes_and_its_figures_are_rounding(case):
 
 def test_a_decode_path_that_forgets_is_refused(monkeypatch):
     advance = RecurrentLayer.advance
-    monkeypatch.setattr(RecurrentLayer, "advance", lambda self, state, n: advance(self, state if n > 1 else self.state, n))
+    monkeypatch.setattr(
+        RecurrentLayer, "advance", lambda self, state, n: advance(self, state if n > 1 else self.state, n)
+    )
     with pytest.raises(GateError, match="'passed': False"):
         gate(of(("hedgehog", {}), dtype=torch.float32), tokens(90)[0])
 
@@ -59,7 +62,9 @@ def magnified(monkeypatch):
 
 def test_a_model_that_magnifies_rounding_passes_by_its_float32_form_and_says_so(magnified):
     figures = gate(magnified, tokens(90)[0])
-    assert figures["passed"] and figures["parallel_vs_recurrent"] <= figures["tolerance"] == min(2 * figures["rounding"], MOST)
+    assert figures["passed"] and figures["parallel_vs_recurrent"] <= figures["tolerance"] == min(
+        2 * figures["rounding"], MOST
+    )
     assert figures["rounding"] > 1e-3 and figures["parallel_vs_recurrent_float32"] < 1e-4
     assert magnified.dtype == torch.bfloat16, "the model itself stays as it is"
     assert "rounding" not in gate(of(("supra", {}), dtype=torch.float32), tokens(90)[0])
@@ -67,11 +72,15 @@ def test_a_model_that_magnifies_rounding_passes_by_its_float32_form_and_says_so(
 
 @pytest.mark.parametrize("method", ["supra", "lizard", "hedgehog"])
 @pytest.mark.parametrize("share", [0.9, 0.99])
-def test_a_recurrence_that_loses_a_little_is_refused_however_much_rounding_is_magnified(magnified, monkeypatch, method, share):
+def test_a_recurrence_that_loses_a_little_is_refused_however_much_rounding_is_magnified(
+    magnified, monkeypatch, method, share
+):
     advance = RecurrentLayer.advance
 
     def loses(self, state, n):
-        return advance(self, tree_map(lambda part: part * share if part.is_floating_point() else part, state), n)
+        return advance(
+            self, tree_map(lambda part: part * share if part.is_floating_point() else part, state), n
+        )
 
     monkeypatch.setattr(RecurrentLayer, "advance", loses)
     with pytest.raises(GateError, match="'passed': False.*parallel_vs_recurrent_float32"):

@@ -1,4 +1,5 @@
-"""The memory of Lizard's gates and the shares of its parts, against their definition and against gates whose memory is known."""
+"""The memory of Lizard's gates and the shares of its parts, against their definition and against gates whose
+memory is known."""
 
 import importlib.util
 import math
@@ -24,13 +25,20 @@ FIGURE2 = Path(__file__).parents[1] / "workflow/papers/lizard/figure2.yaml"
 
 HEADS, LENGTH = Heads(hidden=24, heads=6, groups=3, dim=8, scale=8**-0.5), 11
 FORMS = {
-    "one a head": {}, "shared": {"gates": "shared"}, "one a channel": {"gates": "channel"}, "mamba2": {"gate": "mamba2"},
-    "low rank": {"gate": "low_rank", "gates": "channel"}, "pool, one a key head": {"gate": "pool", "state_per": "key_head"},
-    "pool over time": {"gate": "pool", "pool": "time"}, "low rank, tempered": {"gate": "low_rank", "gates": "channel", "gate_temperature": 16.0},
+    "one a head": {},
+    "shared": {"gates": "shared"},
+    "one a channel": {"gates": "channel"},
+    "mamba2": {"gate": "mamba2"},
+    "low rank": {"gate": "low_rank", "gates": "channel"},
+    "pool, one a key head": {"gate": "pool", "state_per": "key_head"},
+    "pool over time": {"gate": "pool", "pool": "time"},
+    "low rank, tempered": {"gate": "low_rank", "gates": "channel", "gate_temperature": 16.0},
     "linear part with RoPE": {"linear_rope": True},
-    "normalised": {"feature": "exp_pm", "normalize": True}, "no gate": {"gate": "none"},
-    "no meta": {"meta": 0}, "no window": {"window": 0, "meta": 0},
-}  # fmt: skip
+    "normalised": {"feature": "exp_pm", "normalize": True},
+    "no gate": {"gate": "none"},
+    "no meta": {"meta": 0},
+    "no window": {"window": 0, "meta": 0},
+}
 
 
 def layer(**given):
@@ -54,7 +62,12 @@ def test_the_parts_sum_to_the_output_and_the_layer_is_left_as_it_was(form):
     lizard, given = layer(**FORMS[form]), inputs()
     parts, v = parts_of(lizard, given), given.v[0].repeat_interleave(2, 1)
     assert set(parts) == {"linear", *(name for name in ("window", "meta") if getattr(lizard.options, name))}
-    torch.testing.assert_close(sum(torch.einsum("hti,ihd->thd", part, v) for part in parts.values()), lizard(given)[0][0], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        sum(torch.einsum("hti,ihd->thd", part, v) for part in parts.values()),
+        lizard(given)[0][0],
+        rtol=1e-4,
+        atol=1e-5,
+    )
     shares = [value for (metric, _), value in seen(lizard, given).values.items() if metric == "share"]
     assert sum(shares) == pytest.approx(1) and not lizard.switched_off
 
@@ -65,7 +78,9 @@ def test_gates_are_those_by_which_the_layer_forgets(form):
     lizard, given = layer(**FORMS[form]), inputs()
     true = lizard._log_gate(given)[0].exp()  # [T, M], or [T, M, D] which both signs of the features share
     true = torch.cat([true, true], -1) if true.ndim == 3 else true[..., None].expand(-1, -1, 16)
-    torch.testing.assert_close(gates(lizard, given), true.transpose(0, 1).repeat_interleave(6 // true.shape[1], 0), rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        gates(lizard, given), true.transpose(0, 1).repeat_interleave(6 // true.shape[1], 0), rtol=0, atol=1e-6
+    )
 
 
 @torch.no_grad()
@@ -73,7 +88,11 @@ def test_meta_tokens_count_beyond_the_window_and_equal_weights_are_one():
     lizard, given = layer(), inputs()
     parts = parts_of(lizard, given)
     beyond = torch.arange(LENGTH)[:, None] - torch.arange(LENGTH) >= 4
-    assert not parts["window"][:, beyond].any() and not parts["meta"][:, ~beyond].any() and not parts["meta"][:, :, 2:].any()
+    assert (
+        not parts["window"][:, beyond].any()
+        and not parts["meta"][:, ~beyond].any()
+        and not parts["meta"][:, :, 2:].any()
+    )
     equal = given._replace(q=torch.zeros_like(given.q))
     assert seen(lizard, equal).values["meta_weight", "meta"] == pytest.approx(1)
 
@@ -86,7 +105,12 @@ def test_what_is_switched_off_has_no_part_and_an_open_gate_no_memory():
     lizard.switch_off(["linear"])
     found = parts_of(lizard, given)
     v = given.v[0].repeat_interleave(2, 1)
-    torch.testing.assert_close(torch.einsum("hti,ihd->thd", found["window"] + found["meta"], v), lizard(given)[0][0], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        torch.einsum("hti,ihd->thd", found["window"] + found["meta"], v),
+        lizard(given)[0][0],
+        rtol=1e-4,
+        atol=1e-5,
+    )
 
 
 @torch.no_grad()
@@ -107,13 +131,20 @@ def test_the_memory_of_an_untrained_gate_is_that_of_its_bias():
 def found(tmp_path_factory):
     plan = Plan(scale="smoke", results=tmp_path_factory.mktemp("gates"))
     made(plan, "distill lizard_w3_m2")
-    return {run: load(made(plan, f"measure {run} gate", f"measure {run} gate_stats")) for run in ("teacher", "lizard_w3_m2")}
+    return {
+        run: load(made(plan, f"measure {run} gate", f"measure {run} gate_stats"))
+        for run in ("teacher", "lizard_w3_m2")
+    }
 
 
 def test_every_layer_and_head_is_read_with_its_error(found):
     for metric, of in METRICS:
         places = {tuple(r.at.items()): r for r in found["lizard_w3_m2"].all(metric, of)}
-        assert set(places) == {(), *((("layer", n),) for n in range(2)), *((("layer", n), ("head", h)) for n in range(2) for h in range(6))}
+        assert set(places) == {
+            (),
+            *((("layer", n),) for n in range(2)),
+            *((("layer", n), ("head", h)) for n in range(2) for h in range(6)),
+        }
         assert all(r.n == 2 and r.stderr is not None for r in places.values())
     of_heads = [r.value for r in found["lizard_w3_m2"].all("share", "linear") if "head" in r.at]
     assert found["lizard_w3_m2"].find("share", "linear").value == pytest.approx(sum(of_heads) / 12)
@@ -124,11 +155,15 @@ def test_every_layer_and_head_is_read_with_its_error(found):
 def test_the_weights_of_one_head_are_kept(found):
     tensors = load_file(found["lizard_w3_m2"].folder / WEIGHTS)
     assert {name.partition(".")[0] for name in tensors} == {"linear", "window", "meta"}
-    assert len({name.partition(".")[2] for name in tensors}) == 1 and all(x.shape == (10, 10) for x in tensors.values())
+    assert len({name.partition(".")[2] for name in tensors}) == 1 and all(
+        x.shape == (10, 10) for x in tensors.values()
+    )
 
 
 def test_a_run_without_a_gate_says_so(found):
-    assert {(r.metric, r.of): (r.value, r.why) for r in found["teacher"].readings} == dict.fromkeys(METRICS, (None, "softmax has no gate"))
+    assert {(r.metric, r.of): (r.value, r.why) for r in found["teacher"].readings} == dict.fromkeys(
+        METRICS, (None, "softmax has no gate")
+    )
 
 
 # --- Lizard's Figure 2 ---

@@ -1,4 +1,5 @@
-"""On a GPU, methods run on Triton kernels and are held to the torch form that these replace. Skipped with a reason where there is no GPU."""
+"""On a GPU, methods run on Triton kernels and are held to the torch form that these replace. Skipped with a
+reason where there is no GPU."""
 
 import copy
 
@@ -19,8 +20,16 @@ from relinear_kernels.attention_cross_entropy import attention_cross_entropy
 from relinear_kernels.attention_cross_entropy_reference import attention_cross_entropy as quadratic
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-SHAPE = {"vocab_size": 512, "hidden_size": 576, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 9,
-         "num_key_value_heads": 3, "head_dim": 64, "initializer_range": 0.05}  # fmt: skip
+SHAPE = {
+    "vocab_size": 512,
+    "hidden_size": 576,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "head_dim": 64,
+    "initializer_range": 0.05,
+}
 
 
 def distance(a, b):
@@ -30,11 +39,16 @@ def distance(a, b):
 @pytest.mark.parametrize("case", [c for c in CASES if c[0] != "softmax"], ids=name)
 def test_kernels_equal_the_torch_form_whole_in_pieces_and_padded(case, monkeypatch):
     torch.manual_seed(0)
-    # Two kinds of maps are compared in float32, since rounding to bfloat16 alone moves their logits by as much as the bound:
-    # - Features that are turned after their map have both signs, and a denominator can be 2e-4 of the terms that it sums.
+    # Two kinds of maps are compared in float32, since rounding to bfloat16 alone moves their logits by as
+    # much as the bound:
+    # - Features that are turned after their map have both signs, and a denominator can be 2e-4 of the terms
+    #   that it sums.
     #   Rounding moves the logits by 0.009 in the median of 60 texts and by up to 0.086.
-    # - exp(2x) and Performer's exponentials multiply what rounding did to x: 0.030 and 0.021 at most in four texts.
-    signed = case[0] == "supra" and case[1].get("variant") == "code" and case[1].get("normalizer") == "denominator"
+    # - exp(2x) and Performer's exponentials multiply what rounding did to x: 0.030 and 0.021 at most in four
+    #   texts.
+    signed = (
+        case[0] == "supra" and case[1].get("variant") == "code" and case[1].get("normalizer") == "denominator"
+    )
     sharp = case[0] == "feature_map" and case[1].get("map") in ("exp", "performer")
     dtype = torch.float32 if signed or sharp else torch.bfloat16
     model = linearize(LlamaForCausalLM(LlamaConfig(**SHAPE)).to(dtype).cuda().eval(), case[0], **case[1])
@@ -45,18 +59,26 @@ def test_kernels_equal_the_torch_form_whole_in_pieces_and_padded(case, monkeypat
         with torch.no_grad():
             logits[path] = model(ids, use_cache=False).logits
             cache = model.make_cache()
-            pieces = [model(ids[:, a:b], past_key_values=cache).logits for a, b in ((0, 200), (200, 201), (201, 301))]
+            pieces = [
+                model(ids[:, a:b], past_key_values=cache).logits
+                for a, b in ((0, 200), (200, 201), (201, 301))
+            ]
             mask = torch.ones(2, 320, device="cuda", dtype=torch.long)
             mask[:, :19] = 0
-            padded = model(torch.cat([ids[:, :19], ids], 1), attention_mask=mask, use_cache=False).logits[:, 19:]
+            padded = model(torch.cat([ids[:, :19], ids], 1), attention_mask=mask, use_cache=False).logits[
+                :, 19:
+            ]
         assert distance(torch.cat(pieces, 1), logits[path]) < 2e-2
         assert distance(padded, logits[path]) < 2e-2
-        if case[0] != "supra" and model.method_parameters():  # a map without parameters has nothing to transfer
+        # a map without parameters has nothing to transfer
+        if case[0] != "supra" and model.method_parameters():
             for loss in DISTILL_LOSSES:
                 model.zero_grad()
                 for method, inputs in layer_inputs(model, record(model, ids)):
                     method.distill_loss(inputs, loss).backward()
-                gradients[path, loss] = torch.cat([p.grad.flatten() for p in model.method_parameters().values() if p.grad is not None])
+                gradients[path, loss] = torch.cat(
+                    [p.grad.flatten() for p in model.method_parameters().values() if p.grad is not None]
+                )
     assert distance(logits["triton"], logits["torch"]) < 2e-2
     for path, loss in gradients:
         assert distance(gradients[path, loss], gradients["torch", loss]) < 1e-1
@@ -70,7 +92,10 @@ def test_fused_cross_entropy_equals_its_definition_in_float64(heads, groups, dim
     torch.manual_seed(0)
     r = lambda *s: torch.randn(2, 1000, *s, device="cuda")  # noqa: E731
     q, k = 2 * r(heads, dim).to(dtype), r(groups, dim).to(dtype)
-    phi = [torch.cat([x.softmax(-1), (-x).softmax(-1)], -1).clamp(min=1e-12) for x in (3 * r(heads, dim), 3 * r(heads, dim))]
+    phi = [
+        torch.cat([x.softmax(-1), (-x).softmax(-1)], -1).clamp(min=1e-12)
+        for x in (3 * r(heads, dim), 3 * r(heads, dim))
+    ]
     found = []
     for op, cast in ((attention_cross_entropy, torch.float32), (quadratic, torch.float64)):
         given = [x.to(cast).requires_grad_() for x in phi]
@@ -84,13 +109,19 @@ def test_fused_cross_entropy_equals_its_definition_in_float64(heads, groups, dim
 @pytest.mark.parametrize("case", CASES, ids=name)
 def test_inputs_that_go_on_from_a_beginning_score_as_whole_ones(case, monkeypatch):
     torch.manual_seed(0)
-    model = linearize(LlamaForCausalLM(LlamaConfig(**SHAPE)).to(torch.bfloat16).cuda().eval(), case[0], **case[1])
+    model = linearize(
+        LlamaForCausalLM(LlamaConfig(**SHAPE)).to(torch.bfloat16).cuda().eval(), case[0], **case[1]
+    )
     found, went_on, after = [], [], harness.LocalLM._after
-    monkeypatch.setattr(harness.LocalLM, "_after", lambda *given: went_on.append(after(*given)) or went_on[-1])
+    monkeypatch.setattr(
+        harness.LocalLM, "_after", lambda *given: went_on.append(after(*given)) or went_on[-1]
+    )
     for least, shared in ((harness.ALIKE, True), (10**6, False)):
         monkeypatch.setattr(harness, "ALIKE", least)
         went_on.clear()
-        lm = harness.LocalLM(model, tokenizer=TOKENIZER, batch_size=8, max_length=400, softmax_dtype="float32")
+        lm = harness.LocalLM(
+            model, tokenizer=TOKENIZER, batch_size=8, max_length=400, softmax_dtype="float32"
+        )
         found.append(torch.tensor([score for score, _ in lm.loglikelihood(alike(20))]))
         assert any(past is not None for past in went_on) == shared
     assert distance(*found) < 2e-2
@@ -100,17 +131,28 @@ def test_fused_norms_are_nearer_to_float64_than_those_they_replace():
     torch.manual_seed(0)
     norm = LlamaRMSNorm(576).cuda()
     norm.weight.data.normal_(1.0, 0.3)
-    x, weights = (3 * torch.randn(4, 301, 576, device="cuda")).bfloat16(), torch.randn(4, 301, 576, device="cuda").bfloat16()
+    x, weights = (
+        (3 * torch.randn(4, 301, 576, device="cuda")).bfloat16(),
+        torch.randn(4, 301, 576, device="cuda").bfloat16(),
+    )
     norm.weight.data = norm.weight.data.bfloat16()
 
     def computed(cast, fused):
         layer, given = copy.deepcopy(norm).to(cast), x.detach().to(cast).requires_grad_()
         if fused:
             fuse_norms(layer)
-        out = layer(given) if cast != torch.float64 else layer.weight * given * (given.square().mean(-1, keepdim=True) + 1e-6).rsqrt()
+        out = (
+            layer(given)
+            if cast != torch.float64
+            else layer.weight * given * (given.square().mean(-1, keepdim=True) + 1e-6).rsqrt()
+        )
         return out, *torch.autograd.grad((out * weights.to(cast)).sum(), [given, layer.weight])
 
-    exact, ours, theirs = computed(torch.float64, False), computed(torch.bfloat16, True), computed(torch.bfloat16, False)
+    exact, ours, theirs = (
+        computed(torch.float64, False),
+        computed(torch.bfloat16, True),
+        computed(torch.bfloat16, False),
+    )
     for a, b, c in zip(ours, theirs, exact, strict=True):
         assert distance(a, c) < 5e-3 and distance(a, c) < 1.1 * distance(b, c)
 
@@ -118,7 +160,13 @@ def test_fused_norms_are_nearer_to_float64_than_those_they_replace():
 @pytest.mark.parametrize("method", ["hedgehog", "lolcats", "lizard", "t2r", "supra"])
 def test_replayed_training_steps_equal_plain_ones(method, tmp_path):
     """Loss and gradients of all methods, by stage 1's terms and by stage 2's, with the graph and without."""
-    recipe = {"betas": (0.9, 0.99), "weight_decay": 0.0, "warmup_ratio": 0.0, "min_lr_ratio": 1.0, "clip": 1.0}
+    recipe = {
+        "betas": (0.9, 0.99),
+        "weight_decay": 0.0,
+        "warmup_ratio": 0.0,
+        "min_lr_ratio": 1.0,
+        "clip": 1.0,
+    }
     tokens = torch.randint(0, 512, (8, 2, 300), generator=torch.Generator().manual_seed(1)).cuda()
     curves = {}
     for recorded in (False, True):
@@ -136,13 +184,26 @@ def test_replayed_training_steps_equal_plain_ones(method, tmp_path):
                 yield "lm", model(ids, labels=ids, use_cache=False).loss
                 return
             for i, (layer, inputs) in enumerate(layer_inputs(model, record(model, ids))):
-                yield f"layer_{i}", layer.distill_loss(inputs, "cross_entropy" if method == "hedgehog" else "mse")
+                yield (
+                    f"layer_{i}",
+                    layer.distill_loss(inputs, "cross_entropy" if method == "hedgehog" else "mse"),
+                )
 
         curve = curves[recorded] = []
         train(
-            loss, [(trained, 1e-3)], batches=lambda step: [(tokens[step],), (tokens[step].flip(1),)], steps=8, tokens_per_step=1200, recipe=recipe,
-            checkpoint=tmp_path / "none", checkpoint_seconds=3600, log=lambda m, s, c=curve: c.append((m["loss"], m["grad_norm"])),
-            resumed=lambda step: None, memory=lambda: 0, name=method, recorded=recorded,
-        )  # fmt: skip
+            loss,
+            [(trained, 1e-3)],
+            batches=lambda step: [(tokens[step],), (tokens[step].flip(1),)],
+            steps=8,
+            tokens_per_step=1200,
+            recipe=recipe,
+            checkpoint=tmp_path / "none",
+            checkpoint_seconds=3600,
+            log=lambda m, s, c=curve: c.append((m["loss"], m["grad_norm"])),
+            resumed=lambda step: None,
+            memory=lambda: 0,
+            name=method,
+            recorded=recorded,
+        )
     for (a, b), (c, d) in zip(curves[False], curves[True], strict=True):
         assert c == pytest.approx(a, rel=1e-3) and d == pytest.approx(b, rel=2e-2)

@@ -1,4 +1,5 @@
-"""Laws of the GPU slots: no two jobs get one device, and no device is lost. An nvidia-smi of our own lists as many devices as a test wants."""
+"""Laws of the GPU slots: no two jobs get one device, and no device is lost. An nvidia-smi of our own lists as
+many devices as a test wants."""
 
 import os
 import re
@@ -11,9 +12,15 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
-HOLD = "import relinear.machine.gpus, sys; print(*relinear.machine.gpus.claim(int(sys.argv[1])), flush=True); sys.stdin.read()"
+HOLD = (
+    "import relinear.machine.gpus, sys; print(*relinear.machine.gpus.claim(int(sys.argv[1])), flush=True);"
+    " sys.stdin.read()"
+)
 TRAIN = "import os; print(os.environ.get('CUDA_VISIBLE_DEVICES'), flush=True); input()"
-EXEC = f"import os, relinear.machine.gpus, sys; relinear.machine.gpus.claim(); os.execv(sys.executable, [sys.executable, '-c', {TRAIN!r}])"
+EXEC = (
+    "import os, relinear.machine.gpus, sys; relinear.machine.gpus.claim(); os.execv(sys.executable,"
+    f" [sys.executable, '-c', {TRAIN!r}])"
+)
 
 
 class Machine:
@@ -23,12 +30,22 @@ class Machine:
         self.folder, self.jobs = folder, []
         (folder / "bin").mkdir()
         smi = folder / "bin/nvidia-smi"
-        smi.write_text("#!/bin/sh\n" + "".join(f"echo 'GPU {i}: NVIDIA H200 (UUID: GPU-{i})'\n" for i in range(gpus)))
+        smi.write_text(
+            "#!/bin/sh\n" + "".join(f"echo 'GPU {i}: NVIDIA H200 (UUID: GPU-{i})'\n" for i in range(gpus))
+        )
         smi.chmod(0o755)
 
     def job(self, code: str = HOLD, count: int = 1, **environment: str) -> subprocess.Popen:
-        clean = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "CUDA_", "KUBERNETES_", "RELINEAR_"))}
-        path = {"PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}", "TMPDIR": str(self.folder), "PYTHONPATH": str(ROOT / "src")}
+        clean = {
+            k: v
+            for k, v in os.environ.items()
+            if not k.startswith(("SLURM_", "CUDA_", "KUBERNETES_", "RELINEAR_"))
+        }
+        path = {
+            "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}",
+            "TMPDIR": str(self.folder),
+            "PYTHONPATH": str(ROOT / "src"),
+        }
         command = [sys.executable, "-c", code, str(count)]
         pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
         self.jobs.append(subprocess.Popen(command, env={**clean, **path, **environment}, text=True, **pipes))
@@ -84,7 +101,10 @@ def test_two_jobs_that_need_all_devices_do_not_hold_half_each(machine):
 
 def test_a_process_that_claims_again_keeps_what_it_has(machine):
     """A second stage in one process, as in a notebook, would otherwise wait for its own locks for ever."""
-    again = "import relinear.machine.gpus as g, sys; print(*g.claim(2), *g.claim(2), *g.claim(), flush=True); sys.stdin.read()"
+    again = (
+        "import relinear.machine.gpus as g, sys; print(*g.claim(2), *g.claim(2), *g.claim(), flush=True);"
+        " sys.stdin.read()"
+    )
     first, second, *rest = machine.job(again).stdout.readline().split()
     assert first != second and rest == [first, second] * 2
 
@@ -134,7 +154,10 @@ def test_the_lock_goes_with_the_process_into_the_command_it_becomes(machine):
 
 @pytest.mark.parametrize(
     ("count", "environment", "named"),
-    [(5, {}, ["5 GPUs asked for", "there are 4"]), (1, {"RELINEAR_JOBS_PER_GPU": "0"}, ["RELINEAR_JOBS_PER_GPU", "'0'", "1 or more"])],
+    [
+        (5, {}, ["5 GPUs asked for", "there are 4"]),
+        (1, {"RELINEAR_JOBS_PER_GPU": "0"}, ["RELINEAR_JOBS_PER_GPU", "'0'", "1 or more"]),
+    ],
 )
 def test_what_cannot_be_had_is_an_error(machine, count, environment, named):
     job = machine.job(count=count, **environment)
@@ -148,8 +171,10 @@ def test_what_cannot_be_had_is_an_error(machine, count, environment, named):
     ids=["one slot", "two slots", "no GPU"],
 )
 def test_jobs_side_by_side_share_the_cores(fresh, scale, options, threads):
-    """A job that takes all cores would keep the other GPUs idle, and it would wait until every core is free. Snakemake prints no number of threads
-    where it is one."""
+    """A job that takes all cores would keep the other GPUs idle, and it would wait until every core is free.
+    Snakemake prints no number of threads where it is one."""
     plan = fresh.snakemake("results/table2.csv", scale=scale, options=("--dry-run", *options))
-    assert plan.count("gpu=1") == (104 if scale == "smollm2" else 0) and plan.count("rule activations:") == (scale == "mini")
+    assert plan.count("gpu=1") == (104 if scale == "smollm2" else 0) and plan.count("rule activations:") == (
+        scale == "mini"
+    )
     assert set(re.findall(r"threads: (\d+)", plan)) == threads

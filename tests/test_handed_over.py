@@ -1,4 +1,5 @@
-"""Records that somebody hands over: whatever is wrong in them is one line with the file and the field, in `track import`, `status` and `draw`."""
+"""Records that somebody hands over: whatever is wrong in them is one line with the file and the field, in
+`track import`, `status` and `draw`."""
 
 import json
 import shutil
@@ -22,7 +23,9 @@ COMMITTED = WORKFLOW.parent / "results/reference"
 DEEP = "[" * 3000 + "]" * 3000
 
 
-def measured(results: Path, metrics: dict | str | None = None, history: bytes | None = None, **changes) -> Path:
+def measured(
+    results: Path, metrics: dict | str | None = None, history: bytes | None = None, **changes
+) -> Path:
     """The folder of a finished measurement, whose record has these fields instead of its own."""
     folder = results / "smoke/runs/teacher/perplexity"
     folder.mkdir(parents=True)
@@ -32,11 +35,27 @@ def measured(results: Path, metrics: dict | str | None = None, history: bytes | 
     if history is not None:
         (folder / "history.jsonl").write_bytes(history)
     record = {
-        "schema": 2, "scale": "smoke", "run": "teacher", "stage": "perplexity", "measure": "perplexity", "key": "0" * 64, "attempt": 1,
-        "config": {"assets": {}}, "parents": {}, "artefacts": {"metrics.json": {"sha256": sha256(folder / "metrics.json")}}, "config_hash": "",
-        "code_hash": "", "datasets": [], "git": {}, "versions": {}, "hardware": {}, "kernels": {}, "started": "2026-01-01T00:00:00+00:00",
-        "wall_seconds": 1.0, "tags": {},
-    }  # fmt: skip
+        "schema": 2,
+        "scale": "smoke",
+        "run": "teacher",
+        "stage": "perplexity",
+        "measure": "perplexity",
+        "key": "0" * 64,
+        "attempt": 1,
+        "config": {"assets": {}},
+        "parents": {},
+        "artefacts": {"metrics.json": {"sha256": sha256(folder / "metrics.json")}},
+        "config_hash": "",
+        "code_hash": "",
+        "datasets": [],
+        "git": {},
+        "versions": {},
+        "hardware": {},
+        "kernels": {},
+        "started": "2026-01-01T00:00:00+00:00",
+        "wall_seconds": 1.0,
+        "tags": {},
+    }
     (folder / "run.json").write_text(json.dumps(record | changes))
     return folder
 
@@ -44,7 +63,10 @@ def measured(results: Path, metrics: dict | str | None = None, history: bytes | 
 RECORDS = {
     "started a word": ({"started": "yesterday"}, "started: must be a time such as 2026"),
     "started nothing": ({"started": None}, "started: .*got None"),
-    "started far ahead": ({"started": "9999-01-01T00:00:00+00:00"}, "started: must be a time of the years 2020 to 2100"),
+    "started far ahead": (
+        {"started": "9999-01-01T00:00:00+00:00"},
+        "started: must be a time of the years 2020 to 2100",
+    ),
     "wall_seconds a word": ({"wall_seconds": "long"}, "wall_seconds: .*got 'long'"),
     "wall_seconds nothing": ({"wall_seconds": None}, "wall_seconds"),
     "wall_seconds without end": ({"wall_seconds": float("inf")}, "wall_seconds"),
@@ -78,16 +100,24 @@ def test_a_record_of_another_form_is_named_with_its_field(tmp_path, case):
 METRICS = {
     "no JSON": ("{", "metrics.json cannot be read"),
     "nested deep": ('{"x": ' + DEEP + "}", "metrics.json is nested deeper than 40 levels"),
-    "nested less deep": ('{"x": ' + "[" * 60 + "]" * 60 + "}", "metrics.json is nested deeper than 40 levels"),
+    "nested less deep": (
+        '{"x": ' + "[" * 60 + "]" * 60 + "}",
+        "metrics.json is nested deeper than 40 levels",
+    ),
     "readings a number": ({"readings": 5, "facts": {}}, "metrics.json: readings: .*got 5"),
     "a reading without a value": (
-        {"readings": [{"metric": "m", "of": "x", "at": {}, "stderr": None, "n": 1}], "facts": {}}, "metrics.json lacks readings.0.value"
+        {"readings": [{"metric": "m", "of": "x", "at": {}, "stderr": None, "n": 1}], "facts": {}},
+        "metrics.json lacks readings.0.value",
     ),
     "a value that is a word": (
-        {"readings": [{"metric": "m", "of": "x", "at": {}, "value": "2", "stderr": None, "n": 1}], "facts": {}}, "readings.0.value: .*got '2'"
+        {
+            "readings": [{"metric": "m", "of": "x", "at": {}, "value": "2", "stderr": None, "n": 1}],
+            "facts": {},
+        },
+        "readings.0.value: .*got '2'",
     ),
     "a list": ("[]", "metrics.json must hold a JSON object"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", METRICS)
@@ -104,8 +134,14 @@ def lines_of(*entries: object) -> bytes:
 
 HISTORIES = {
     "no step": (lines_of({"time": 1.8e9}), "history.jsonl:1 lacks step"),
-    "a step that is a word": (lines_of({"step": "first", "time": 1.8e9}), "history.jsonl:1: step: .*got 'first'"),
-    "a time that is a word": (lines_of({"step": 0, "time": 1.8e9}, {"step": 1, "time": "now"}), "history.jsonl:2: time: .*got 'now'"),
+    "a step that is a word": (
+        lines_of({"step": "first", "time": 1.8e9}),
+        "history.jsonl:1: step: .*got 'first'",
+    ),
+    "a time that is a word": (
+        lines_of({"step": 0, "time": 1.8e9}, {"step": 1, "time": "now"}),
+        "history.jsonl:2: time: .*got 'now'",
+    ),
     "a time far ahead": (lines_of({"step": 0, "time": 1e18}), "history.jsonl:1: time"),
     "a number": (lines_of(5), "history.jsonl:1 must hold a JSON object; got a int"),
     "no JSON": (b"{\n", "history.jsonl:1 is not JSON"),
@@ -126,7 +162,9 @@ def test_a_history_of_another_form_is_named_with_its_line_before_anything_is_wri
     assert mirror.import_folder(uri, tmp_path / "results") == 1, "nothing of it was written"
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"scale": []}', '{"scale": 5}', '{"scale": "smoke", "cells": []}'])
+@pytest.mark.parametrize(
+    "text", ["{", "[]", '{"scale": []}', '{"scale": 5}', '{"scale": "smoke", "cells": []}']
+)
 def test_a_provenance_of_another_form_is_told_and_left_out(tmp_path, capsys, text):
     measured(tmp_path / "results")
     (tmp_path / "results/table2.provenance.json").write_text(text)
@@ -135,13 +173,27 @@ def test_a_provenance_of_another_form_is_told_and_left_out(tmp_path, capsys, tex
     assert "table2.provenance.json" in said and said.endswith("what it tells of is left out")
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"scale": "smollm2-x0.25"}', '{"scale": 5, "files": {}}', '{"scale": "mini", "files": []}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        "[]",
+        "{}",
+        '{"scale": "smollm2-x0.25"}',
+        '{"scale": 5, "files": {}}',
+        '{"scale": "mini", "files": []}',
+    ],
+)
 def test_a_manifest_of_another_form_is_named(tmp_path, text):
     folder = Path(shutil.copytree(COMMITTED / "vit_mini", tmp_path / "vit_mini"))
     (folder / "reference.json").write_text(text)
-    with pytest.raises(UserError, match="reference.json (cannot be read|must hold|lacks)|reference.json: (scale|files)"):
+    with pytest.raises(
+        UserError, match="reference.json (cannot be read|must hold|lacks)|reference.json: (scale|files)"
+    ):
         verify(folder)
-    with pytest.raises(UserError, match="reference.json (cannot be read|must hold|lacks)|reference.json: (scale|files)"):
+    with pytest.raises(
+        UserError, match="reference.json (cannot be read|must hold|lacks)|reference.json: (scale|files)"
+    ):
         draw_committed(folder, available(WORKFLOW / "papers")["hedgehog_table9"])
 
 

@@ -1,4 +1,5 @@
-"""lm-eval's own tasks over local data: prompts are unchanged, samples fair, and scores those of plain lm-eval."""
+"""lm-eval's own tasks over local data: prompts are unchanged, samples fair, and scores those of plain
+lm-eval."""
 
 import copy
 import json
@@ -36,8 +37,27 @@ def model() -> LlamaForCausalLM:
     return LlamaForCausalLM(config).eval()
 
 
-def smoke(model, tasks: dict[str, int | None], *, data: Path | None = None, batch_size=4, max_length=1024, seed=0, work: Path | None = None):
-    return score(model, TOKENIZER, tasks, data, batch_size=batch_size, max_length=max_length, seed=seed, smoke=data is None, work=work)
+def smoke(
+    model,
+    tasks: dict[str, int | None],
+    *,
+    data: Path | None = None,
+    batch_size=4,
+    max_length=1024,
+    seed=0,
+    work: Path | None = None,
+):
+    return score(
+        model,
+        TOKENIZER,
+        tasks,
+        data,
+        batch_size=batch_size,
+        max_length=max_length,
+        seed=seed,
+        smoke=data is None,
+        work=work,
+    )
 
 
 def test_continuations_are_scored_by_their_text_normalised_by_its_length(model):
@@ -54,7 +74,9 @@ def test_continuations_are_scored_by_their_text_normalised_by_its_length(model):
         )
         assert "A." not in task.doc_to_text(doc) and task.doc_to_choice(doc) == doc["choices"]
     letters = {(item["subject"], item["doc_id"]) for item in items if item["task"] == "mmlu"}
-    assert letters == {(item["subject"], item["doc_id"]) for item in own} and metrics["mmlu_continuation"]["n"] == len(own), "the same items"
+    assert letters == {(item["subject"], item["doc_id"]) for item in own} and metrics["mmlu_continuation"][
+        "n"
+    ] == len(own), "the same items"
 
 
 def test_an_unknown_task_is_refused_by_name():
@@ -68,7 +90,9 @@ def test_a_task_is_the_harness_task_but_for_its_data(name):
     include = yaml.safe_load((harness.TASKS / f"{name}.yaml").read_text())["include"]
     for task in load(name, None, None, 0):
         bundled = load_yaml(harness.BUNDLED / include.format(subject=task.config.dataset_name))
-        bundled = {key: value for key, value in bundled.items() if key not in ours | {"tag", "fewshot_config"}}
+        bundled = {
+            key: value for key, value in bundled.items() if key not in ours | {"tag", "fewshot_config"}
+        }
         assert {key: getattr(task.config, key) for key in bundled} == bundled
         assert task.config.num_fewshot == (5 if name.startswith("mmlu") else 0)
 
@@ -105,15 +129,20 @@ def test_every_task_reports_what_the_tables_read(model):
     metrics, items = smoke(model, dict.fromkeys(available()))
     for name, task in metrics.items():
         both = name in {"piqa", "hellaswag", "arc_easy", "arc_challenge", "mmlu_continuation"}
-        keys = {"acc", "acc_stderr", "tied", "tied_stderr", "n", "num_fewshot"} | ({"acc_norm", "acc_norm_stderr"} if both else set())
+        keys = {"acc", "acc_stderr", "tied", "tied_stderr", "n", "num_fewshot"} | (
+            {"acc_norm", "acc_norm_stderr"} if both else set()
+        )
         assert set(task) == keys
         assert task["num_fewshot"] == (5 if name.startswith("mmlu") else 0)
         rows = [item for item in items if item["task"] == name]
         assert task["n"] == len(rows) >= 4
         assert task["acc"] == pytest.approx(sum(row["acc"] for row in rows) / len(rows))
         for row in rows:
-            if name != "lambada_openai":  # its answer is right where the greedy continuation is; it has no other choice
-                assert row["acc"] == (max(range(len(row["scores"])), key=row["scores"].__getitem__) == int(row["target"]))
+            # its answer is right where the greedy continuation is; it has no other choice
+            if name != "lambada_openai":
+                assert row["acc"] == (
+                    max(range(len(row["scores"])), key=row["scores"].__getitem__) == int(row["target"])
+                )
     json.dumps([metrics, items])
 
 
@@ -130,7 +159,12 @@ def test_mean_and_error_are_the_ones_that_lm_eval_reports(model):
 
 @pytest.mark.parametrize("batch_size", [1, 3, 8])
 def test_scores_are_those_of_plain_hflm(model, batch_size):
-    pairs = [("one", " a"), ("one", " b"), ("a much longer context than that,", " b"), ("one two", " three four")]
+    pairs = [
+        ("one", " a"),
+        ("one", " b"),
+        ("a much longer context than that,", " b"),
+        ("one two", " three four"),
+    ]
     pairs += [("Q: x\nA:", letter) for letter in "ABCD"] + [("", "from nothing")]
     requests = [Instance("loglikelihood", {}, pair, i) for i, pair in enumerate(pairs)]
     options = {"tokenizer": TOKENIZER, "batch_size": batch_size, "max_length": 64, "softmax_dtype": "float32"}
@@ -140,23 +174,38 @@ def test_scores_are_those_of_plain_hflm(model, batch_size):
 
 
 def test_the_output_head_is_applied_where_a_choice_is_read(model):
-    pairs = [("Q: " + "more and " * n + "x\nA:", letter) for n in (5, 9, 30) for letter in "AB"] + [("short", " of three words")]
+    pairs = [("Q: " + "more and " * n + "x\nA:", letter) for n in (5, 9, 30) for letter in "AB"] + [
+        ("short", " of three words")
+    ]
     fed = []
     hook = model.lm_head.register_forward_pre_hook(lambda _, args: fed.append(args[0].shape[:2].numel()))
     requests = [Instance("loglikelihood", {}, pair, i) for i, pair in enumerate(pairs)]
-    LocalLM(model, tokenizer=TOKENIZER, batch_size=4, max_length=300, softmax_dtype="float32").loglikelihood(requests)
+    LocalLM(model, tokenizer=TOKENIZER, batch_size=4, max_length=300, softmax_dtype="float32").loglikelihood(
+        requests
+    )
     hook.remove()
     several = len(TOKENIZER(" of three words")["input_ids"])
-    assert fed == [4 * (3 + several)]  # four inputs in one batch: three places that one reads, and those of the last
+    # four inputs in one batch: three places that one reads, and those of the last
+    assert fed == [4 * (3 + several)]
 
 
-SHOTS = "".join(f"Q: {n} and {n}\nA: {2 * n}\n\n" for n in range(12))  # 200 characters, which are this tokenizer's tokens
+# 200 characters, which are this tokenizer's tokens
+SHOTS = "".join(f"Q: {n} and {n}\nA: {2 * n}\n\n" for n in range(12))
 
 
 def alike(count: int) -> list[Instance]:
-    """Questions that begin alike and differ in length, with choices of one token and of several, among unrelated questions."""
-    pairs = [(SHOTS + "Q: " + "more and " * (n % 4) + f"{n}\nA:", choice) for n in range(count) for choice in (" a", " b", " some words")]
-    pairs[5:5] = [("one", " a"), ("a much longer context than that,", " b"), (SHOTS[: harness.SHOTS - 8], " a")]
+    """Questions that begin alike and differ in length, with choices of one token and of several, among
+    unrelated questions."""
+    pairs = [
+        (SHOTS + "Q: " + "more and " * (n % 4) + f"{n}\nA:", choice)
+        for n in range(count)
+        for choice in (" a", " b", " some words")
+    ]
+    pairs[5:5] = [
+        ("one", " a"),
+        ("a much longer context than that,", " b"),
+        (SHOTS[: harness.SHOTS - 8], " a"),
+    ]
     return [Instance("loglikelihood", {}, pair, i) for i, pair in enumerate(pairs)]
 
 
@@ -182,15 +231,20 @@ def test_four_letters_are_scored_by_one_reading_of_their_question_and_one_of_its
     requests = [Instance("loglikelihood", {}, pair, i) for i, pair in enumerate(pairs)]
     fed = []
     hook = model.register_forward_pre_hook(lambda _, args: fed.append(args[0].numel()))
-    LocalLM(model, tokenizer=TOKENIZER, batch_size=4, max_length=300, softmax_dtype="float32").loglikelihood(requests)
+    LocalLM(model, tokenizer=TOKENIZER, batch_size=4, max_length=300, softmax_dtype="float32").loglikelihood(
+        requests
+    )
     hook.remove()
-    assert fed == [len(SHOTS + "Q: "), *[4 * len("10\nA:")] * 5]  # characters, which are this tokenizer's tokens: of 80 letters, no token twice
+    # characters, which are this tokenizer's tokens: of 80 letters, no token twice
+    assert fed == [len(SHOTS + "Q: "), *[4 * len("10\nA:")] * 5]
 
 
 def test_few_inputs_of_one_beginning_are_read_whole(model):
     fed = []
     hook = model.register_forward_pre_hook(lambda _, args: fed.append(args[0].shape[1]))
-    LocalLM(model, tokenizer=TOKENIZER, batch_size=4, max_length=300, softmax_dtype="float32").loglikelihood(alike(2))
+    LocalLM(model, tokenizer=TOKENIZER, batch_size=4, max_length=300, softmax_dtype="float32").loglikelihood(
+        alike(2)
+    )
     hook.remove()
     assert max(fed) > len(SHOTS)
 
@@ -201,7 +255,9 @@ def test_a_batch_shares_no_token_that_a_choice_is_read_from():
     batches = harness.batched(inputs, 4)
     assert sorted(tokens for _, batch in batches for tokens in batch) == sorted(inputs)
     for shared, batch in batches:
-        assert len(batch) <= 4 and all(tokens[:shared] == batch[0][:shared] and shared <= inputs[tokens] for tokens in batch)
+        assert len(batch) <= 4 and all(
+            tokens[:shared] == batch[0][:shared] and shared <= inputs[tokens] for tokens in batch
+        )
         assert shared == (190 if len(batch[0]) > 2 else 0)
 
 
@@ -214,7 +270,13 @@ def test_scoring_that_was_killed_within_a_beginning_goes_on_to_the_bit(model, tm
                 raise Killed
 
         hook = model.register_forward_pre_hook(count)
-        options = {"tokenizer": TOKENIZER, "batch_size": 4, "max_length": 300, "softmax_dtype": "float32", "work": work}
+        options = {
+            "tokenizer": TOKENIZER,
+            "batch_size": 4,
+            "max_length": 300,
+            "softmax_dtype": "float32",
+            "work": work,
+        }
         try:
             return LocalLM(model, **options).loglikelihood(alike(9)), next(passes)
         finally:
@@ -253,8 +315,15 @@ def test_draw_takes_evenly_from_every_part():
         drawn = draw(sizes, limit, 0)
         counts = [len(drawn.get(part, [])) for part in sizes]
         assert sum(counts) == limit
-        assert all(size == count or count >= max(counts) - 1 for size, count in zip(sizes.values(), counts, strict=True))
-    assert draw(sizes, None, 0) == {part: list(range(size)) for part, size in sizes.items()} == draw(sizes, 999, 0)
+        assert all(
+            size == count or count >= max(counts) - 1
+            for size, count in zip(sizes.values(), counts, strict=True)
+        )
+    assert (
+        draw(sizes, None, 0)
+        == {part: list(range(size)) for part, size in sizes.items()}
+        == draw(sizes, 999, 0)
+    )
 
 
 def test_a_larger_draw_holds_the_smaller_one():
@@ -264,7 +333,11 @@ def test_a_larger_draw_holds_the_smaller_one():
 
 
 def test_draw_is_the_same_on_every_machine():
-    assert draw({"a": 10, "b": 10}, 4, "0 mmlu") == draw({"b": 10, "a": 10}, 4, "0 mmlu") == {"a": [0, 2], "b": [2, 7]}
+    assert (
+        draw({"a": 10, "b": 10}, 4, "0 mmlu")
+        == draw({"b": 10, "a": 10}, 4, "0 mmlu")
+        == {"a": [0, 2], "b": [2, 7]}
+    )
 
 
 def test_arrow_files_are_read_as_the_smoke_items_are_and_left_alone(model, tmp_path):
@@ -301,7 +374,11 @@ def test_a_folder_is_needed_for_the_real_items(model):
 
 def test_progress_is_one_bar(model, capsys):
     smoke(model, {"hellaswag": None, "mmlu": None})
-    bars = {line.split(":")[0] for line in capsys.readouterr().err.replace("\r", "\n").splitlines() if "%|" in line}
+    bars = {
+        line.split(":")[0]
+        for line in capsys.readouterr().err.replace("\r", "\n").splitlines()
+        if "%|" in line
+    }
     assert bars == {"lm-eval"}
 
 
@@ -313,7 +390,8 @@ class Killed(Exception):
 
 
 def attempt(model, work: Path | None, *, dies: int | None = None, **options) -> tuple[tuple | None, int]:
-    """The scores and the number of forward passes. The scores are None where the process died before pass `dies`."""
+    """The scores and the number of forward passes. The scores are None where the process died before pass
+    `dies`."""
     passes = 0
 
     def count(*_):
@@ -324,7 +402,9 @@ def attempt(model, work: Path | None, *, dies: int | None = None, **options) -> 
 
     hook = model.register_forward_pre_hook(count)
     try:
-        return smoke(model, {"piqa": None, "lambada_openai": None, "mmlu": 4}, work=work, **{"batch_size": 2} | options), passes
+        return smoke(
+            model, {"piqa": None, "lambada_openai": None, "mmlu": 4}, work=work, **{"batch_size": 2} | options
+        ), passes
     except Killed:
         return None, passes
     finally:
@@ -348,7 +428,9 @@ def test_a_killed_scoring_goes_on_and_ends_as_if_never_disturbed(model, undistur
 
 
 def test_what_is_kept_of_an_answer_is_all_of_it(model, tmp_path):
-    lm = LocalLM(model, tokenizer=TOKENIZER, batch_size=2, max_length=64, softmax_dtype="float32", work=tmp_path)
+    lm = LocalLM(
+        model, tokenizer=TOKENIZER, batch_size=2, max_length=64, softmax_dtype="float32", work=tmp_path
+    )
     context = TOKENIZER.encode("one two")
     best = model(torch.tensor([context])).logits[0, -1].argmax().item()
     requests = [(("", ""), context, [choice]) for choice in (best, best - 1)]

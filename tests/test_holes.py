@@ -1,4 +1,5 @@
-"""Tensors that are missing, unexpected or misshapen are refused wherever weights come in, and what may differ is named."""
+"""Tensors that are missing, unexpected or misshapen are refused wherever weights come in, and what may differ
+is named."""
 
 import json
 import shutil
@@ -28,12 +29,19 @@ from relinear.share.tensors import load_folder
 DOWN = "model.layers.1.mlp.down_proj.weight"  # not square
 CHANGES = {
     "missing": (lambda tensors: tensors.pop(DOWN), f"missing tensors: {DOWN}"),
-    "unexpected": (lambda tensors: tensors.update({"model.extra.weight": torch.zeros(2)}), "unexpected tensors: model.extra.weight"),
-    "transposed": (lambda tensors: tensors.update({DOWN: tensors[DOWN].T.contiguous()}), f"misshapen tensors: {DOWN} .* instead of"),
-    "hidden behind a buffer's name": (
-        lambda tensors: tensors.update({"model.evil.rotary_emb.inv_freq.weight": torch.zeros(2)}), "unexpected tensors: model.evil.rotary_emb",
+    "unexpected": (
+        lambda tensors: tensors.update({"model.extra.weight": torch.zeros(2)}),
+        "unexpected tensors: model.extra.weight",
     ),
-}  # fmt: skip
+    "transposed": (
+        lambda tensors: tensors.update({DOWN: tensors[DOWN].T.contiguous()}),
+        f"misshapen tensors: {DOWN} .* instead of",
+    ),
+    "hidden behind a buffer's name": (
+        lambda tensors: tensors.update({"model.evil.rotary_emb.inv_freq.weight": torch.zeros(2)}),
+        "unexpected tensors: model.evil.rotary_emb",
+    ),
+}
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +60,9 @@ def changed(source: Path, place: Path, change, name: str = "model.safetensors") 
 
 
 DOORS = {
-    "the stage of a model": lambda folder: save_model(folder, folder.with_name("out"), "float32", family="decoder"),
+    "the stage of a model": lambda folder: save_model(
+        folder, folder.with_name("out"), "float32", family="decoder"
+    ),
     "the model behind runs": lambda folder: assemble(folder, [Link("hedgehog")]),
     "a teacher to linearize": lambda folder: linearize(load_teacher(folder, torch.float32), "hedgehog"),
     "a folder that generates": lambda folder: load_folder(folder, torch.float32),
@@ -73,7 +83,11 @@ def test_what_a_folder_may_have_beside_its_model_is_no_hole(tiny, tmp_path, door
     """The head is tied and is not there; angles of rotations, which old versions saved, are."""
     assert "lm_head.weight" not in load_file(tiny / "model.safetensors")
     folder = changed(
-        tiny, tmp_path, lambda tensors: tensors.update({f"model.layers.{i}.self_attn.rotary_emb.inv_freq": torch.ones(8) for i in range(2)})
+        tiny,
+        tmp_path,
+        lambda tensors: tensors.update(
+            {f"model.layers.{i}.self_attn.rotary_emb.inv_freq": torch.ones(8) for i in range(2)}
+        ),
     )
     DOORS[door](folder)
 
@@ -121,12 +135,17 @@ def without(tensors: dict, *parts: str) -> None:
 
 
 def with_heads(tensors: dict) -> None:
-    """As a checkpoint of masked words has it: the model's tensors below a name, heads beside them, no pooler."""
+    """As a checkpoint of masked words has it: the model's tensors below a name, heads beside them, no
+    pooler."""
     without(tensors, "pooler")
     for name in list(tensors):
         tensors[f"bert.{name}"] = tensors.pop(name)
-    tensors |= {"cls.predictions.bias": torch.zeros(4), "cls.seq_relationship.weight": torch.zeros(2, 2), "cls.seq_relationship.bias": torch.zeros(2),
-                "bert.embeddings.position_ids": torch.zeros(1, 4)}  # fmt: skip
+    tensors |= {
+        "cls.predictions.bias": torch.zeros(4),
+        "cls.seq_relationship.weight": torch.zeros(2, 2),
+        "cls.seq_relationship.bias": torch.zeros(2),
+        "bert.embeddings.position_ids": torch.zeros(1, 4),
+    }
 
 
 def test_an_encoder_may_lack_its_pooler_and_have_the_heads_of_its_tasks(tmp_path):
@@ -138,9 +157,18 @@ def test_an_encoder_may_lack_its_pooler_and_have_the_heads_of_its_tasks(tmp_path
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda tensors: without(tensors, "layer.1.attention.self.key.weight"), "missing tensors: encoder.layer.1.attention.self.key.weight"),
-        (lambda tensors: tensors.update({"pooler.more.weight": torch.zeros(2)}), "unexpected tensors: pooler.more.weight"),
-        (lambda tensors: tensors.update({"embeddings.word_embeddings.weight": torch.zeros(2, 2)}), r"misshapen tensors: embeddings.word_embeddings"),
+        (
+            lambda tensors: without(tensors, "layer.1.attention.self.key.weight"),
+            "missing tensors: encoder.layer.1.attention.self.key.weight",
+        ),
+        (
+            lambda tensors: tensors.update({"pooler.more.weight": torch.zeros(2)}),
+            "unexpected tensors: pooler.more.weight",
+        ),
+        (
+            lambda tensors: tensors.update({"embeddings.word_embeddings.weight": torch.zeros(2, 2)}),
+            r"misshapen tensors: embeddings.word_embeddings",
+        ),
     ],
 )
 def test_an_encoder_with_a_hole_is_refused(tmp_path, change, said):
@@ -153,7 +181,9 @@ def test_an_encoder_with_a_hole_is_refused(tmp_path, change, said):
 GGUF_DOWN = "blk.0.ffn_down.weight"
 
 
-def rewritten(path: Path, *, drop: str = "", add: str = "", transpose: str = "", cut: str = "", **fields) -> None:
+def rewritten(
+    path: Path, *, drop: str = "", add: str = "", transpose: str = "", cut: str = "", **fields
+) -> None:
     """A GGUF's copy in its place, with other tensors or values of fields."""
     reader = gguf.GGUFReader(path)
     writer = gguf.GGUFWriter(path.with_suffix(".new"), "llama")
@@ -161,7 +191,9 @@ def rewritten(path: Path, *, drop: str = "", add: str = "", transpose: str = "",
         if name != "general.architecture" and not name.startswith("GGUF."):
             kind = field.types[0]
             value = fields.get(name.rpartition(".")[2], field.contents())
-            writer.add_key_value(name, value, kind, field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None)
+            writer.add_key_value(
+                name, value, kind, field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
+            )
     for tensor in reader.tensors:
         data = np.array(tensor.data)
         if tensor.name != drop:
@@ -180,8 +212,14 @@ GGUFS = {
     "missing": ({"drop": GGUF_DOWN}, f"missing tensors: {GGUF_DOWN}"),
     "unexpected": ({"add": "blk.0.extra.weight"}, "unexpected tensors: blk.0.extra.weight"),
     "another block": ({"add": GGUF_DOWN.replace("0", "1")}, "unexpected tensors: blk.1.ffn_down.weight"),
-    "angles that the model would not read": ({"add": "rope_freqs.weight"}, "unexpected tensors: rope_freqs.weight"),
-    "transposed": ({"transpose": GGUF_DOWN}, r"misshapen tensors: model.layers.0.mlp.down_proj.weight .* instead of"),
+    "angles that the model would not read": (
+        {"add": "rope_freqs.weight"},
+        "unexpected tensors: rope_freqs.weight",
+    ),
+    "transposed": (
+        {"transpose": GGUF_DOWN},
+        r"misshapen tensors: model.layers.0.mlp.down_proj.weight .* instead of",
+    ),
     "cut": ({"cut": GGUF_DOWN}, f"misshapen tensors: {GGUF_DOWN} of .* numbers instead of"),
     "another width": ({"feed_forward_length": 65}, "misshapen tensors: blk.0.ffn_down.weight"),
     "a width beyond all memory": ({"feed_forward_length": 2**31}, "misshapen tensors: blk.0.ffn_down.weight"),
@@ -211,7 +249,8 @@ def test_a_gguf_whose_array_claims_to_be_longer_than_the_file_is_refused_in_seco
     path = tmp_path / "tiny.gguf"
     tiny_gguf(path, seed=0)
     data = path.read_bytes()
-    at = data.index(b"tokenizer.ggml.token_type") + len(b"tokenizer.ggml.token_type") + 8  # behind the kinds of the field and of its items
+    # behind the kinds of the field and of its items
+    at = data.index(b"tokenizer.ggml.token_type") + len(b"tokenizer.ggml.token_type") + 8
     path.write_bytes(data[:at] + struct.pack("<Q", 2**60) + data[at + 8 :])
     began = time.monotonic()
     with pytest.raises(UserError, match="no whole GGUF"):
@@ -260,6 +299,10 @@ def test_what_a_step_left_is_loaded_whole_or_not_at_all(tiny, step, tmp_path, fi
 def test_a_tensor_that_transformers_reports_nowhere_is_named(tiny, tmp_path):
     from transformers import AutoModelForCausalLM
 
-    folder = changed(tiny, tmp_path, lambda tensors: tensors.update({"model.position_ids": torch.zeros(2), "x.attn.bias": torch.zeros(2)}))
+    folder = changed(
+        tiny,
+        tmp_path,
+        lambda tensors: tensors.update({"model.position_ids": torch.zeros(2), "x.attn.bias": torch.zeros(2)}),
+    )
     with pytest.raises(UserError, match="unexpected tensors: model.position_ids, x.attn.bias"):
         load_whole(AutoModelForCausalLM, folder, torch.float32)

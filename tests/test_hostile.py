@@ -1,4 +1,5 @@
-"""Hostile or broken folders, names and stores: none of their code runs, nothing is written outside, and stages go on."""
+"""Hostile or broken folders, names and stores: none of their code runs, nothing is written outside, and
+stages go on."""
 
 import json
 import os
@@ -28,10 +29,25 @@ def stage(results: Path, **changes) -> Path:
     folder.mkdir(parents=True)
     (folder / "metrics.json").write_text("{}")
     record = {
-        "schema": 2, "scale": "mini", "run": "lizard", "stage": "distill", "key": "0" * 64, "attempt": 1, "config": {}, "parents": {},
-        "artefacts": {"metrics.json": {"sha256": sha256(folder / "metrics.json")}}, "config_hash": "", "code_hash": "", "datasets": [], "git": {},
-        "versions": {}, "hardware": {}, "started": "2026-01-01T00:00:00+00:00", "wall_seconds": 1.0, "tags": {},
-    }  # fmt: skip
+        "schema": 2,
+        "scale": "mini",
+        "run": "lizard",
+        "stage": "distill",
+        "key": "0" * 64,
+        "attempt": 1,
+        "config": {},
+        "parents": {},
+        "artefacts": {"metrics.json": {"sha256": sha256(folder / "metrics.json")}},
+        "config_hash": "",
+        "code_hash": "",
+        "datasets": [],
+        "git": {},
+        "versions": {},
+        "hardware": {},
+        "started": "2026-01-01T00:00:00+00:00",
+        "wall_seconds": 1.0,
+        "tags": {},
+    }
     (folder / "run.json").write_text(json.dumps(record | changes))
     return folder
 
@@ -45,7 +61,18 @@ def store(tmp_path) -> str:
     return f"sqlite:///{tmp_path / 'own/mlflow.db'}"
 
 
-ILL = ("x/../../../../../ESCAPED", "../ESCAPED", "/ESCAPED", "it's", "x' or '1' = '1", "", ".", "a b", "x\n", "$(touch PWNED)")
+ILL = (
+    "x/../../../../../ESCAPED",
+    "../ESCAPED",
+    "/ESCAPED",
+    "it's",
+    "x' or '1' = '1",
+    "",
+    ".",
+    "a b",
+    "x\n",
+    "$(touch PWNED)",
+)
 
 
 @pytest.mark.parametrize("field", ["scale", "root", "run", "stage", "key"])
@@ -87,19 +114,39 @@ def test_an_import_reads_no_node_outside_the_results(tmp_path, store):
 
 def init(tmp_path, uri: str, *verb: str) -> tuple[subprocess.CompletedProcess, float]:
     began = time.monotonic()
-    environment_ = {**environment(), "MLFLOW_TRACKING_URI": uri, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'kernels'}"}
-    command = [sys.executable, "-m", "relinear.cli", *(verb or ("track", "init", "--scale", "smoke")), "--results", str(tmp_path / "results")]
-    return subprocess.run(command, cwd=tmp_path, env=environment_, text=True, capture_output=True, timeout=180), time.monotonic() - began
+    environment_ = {
+        **environment(),
+        "MLFLOW_TRACKING_URI": uri,
+        "PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'kernels'}",
+    }
+    command = [
+        sys.executable,
+        "-m",
+        "relinear.cli",
+        *(verb or ("track", "init", "--scale", "smoke")),
+        "--results",
+        str(tmp_path / "results"),
+    ]
+    return subprocess.run(
+        command, cwd=tmp_path, env=environment_, text=True, capture_output=True, timeout=180
+    ), time.monotonic() - began
 
 
 @pytest.mark.parametrize("kind", ["silent", "slow", "closed", "nonsense"])
 def test_a_store_that_cannot_be_had_is_one_warning_without_its_password(tmp_path, kind):
     with silent_server() as silent, slow_server() as slow:
-        uri = {"silent": silent, "slow": slow, "closed": "http://user:secret@127.0.0.1:1", "nonsense": "nonsense://user:secret@x"}[kind]
+        uri = {
+            "silent": silent,
+            "slow": slow,
+            "closed": "http://user:secret@127.0.0.1:1",
+            "nonsense": "nonsense://user:secret@x",
+        }[kind]
         done, seconds = init(tmp_path, uri)
     assert done.returncode == 0, "tables do not need the store"
     assert "secret" not in done.stdout + done.stderr and "Traceback" not in done.stderr
-    assert done.stderr.count("failed") >= 1 and done.stderr.count("track rebuild") == 1 and "***@" in done.stderr
+    assert (
+        done.stderr.count("failed") >= 1 and done.stderr.count("track rebuild") == 1 and "***@" in done.stderr
+    )
     assert seconds < SECONDS
 
 
@@ -124,9 +171,17 @@ def test_a_store_that_is_no_database_is_told_and_the_remedy_sets_it_aside(tmp_pa
     (tmp_path / "results").mkdir()
     (tmp_path / "results/mlflow.db").write_text("no database at all, whatever its name")
     done, _ = init(tmp_path, "")
-    assert done.returncode == 0 and done.stderr.count("\n") == 2 and "mlflow.db failed: DatabaseError" in done.stderr
+    assert (
+        done.returncode == 0
+        and done.stderr.count("\n") == 2
+        and "mlflow.db failed: DatabaseError" in done.stderr
+    )
     done, _ = init(tmp_path, "", "track", "rebuild")
-    assert done.returncode == 0 and done.stdout == "0 runs restored\n" and "mlflow.db.broken, and a new one is made" in done.stderr
+    assert (
+        done.returncode == 0
+        and done.stdout == "0 runs restored\n"
+        and "mlflow.db.broken, and a new one is made" in done.stderr
+    )
     done, _ = init(tmp_path, "")
     assert done.returncode == 0 and not done.stderr
 
@@ -178,9 +233,20 @@ def test_gpus_are_locked_in_a_folder_of_this_user_alone(tmp_path, monkeypatch, k
 def test_whatever_a_rule_writes_into_a_shell_line_is_quoted():
     """The fields that a user, a file's name or a wildcard fills. All others are our own text."""
     ours = {"RELINEAR", "PYTHON", "OPTIONS", "TEE", "threads", "resources.gpu", "params.options", "rule"}
-    lines = [line for path in (ROOT / "workflow/rules").glob("*.smk") for line in path.read_text().splitlines() if "({TEE}" in line]
+    lines = [
+        line
+        for path in (ROOT / "workflow/rules").glob("*.smk")
+        for line in path.read_text().splitlines()
+        if "({TEE}" in line
+    ]
     fields = {field for line in lines for field in re.findall(r"\{([^}]+)\}", line)}
-    assert len(lines) > 8 and fields - ours == {"log:q", "input:q", "output:q", "wildcards.name:q", "wildcards.measure:q"}
+    assert len(lines) > 8 and fields - ours == {
+        "log:q",
+        "input:q",
+        "output:q",
+        "wildcards.name:q",
+        "wildcards.measure:q",
+    }
 
 
 def test_a_clone_works_in_a_folder_of_any_name(tmp_path):

@@ -1,4 +1,5 @@
-"""Laws of the house: rooms stand on floors, no imports form a circle, no command loads a library that it does not need."""
+"""Laws of the house: rooms stand on floors, no imports form a circle, no command loads a library that it does
+not need."""
 
 import ast
 import gc
@@ -21,7 +22,8 @@ PACKAGE = ROOT / "src" / "relinear"
 APART = ("benchmarks",)  # rooms that are moved as they are, and not yet cut into pieces
 OF_A_FUNCTION = 80
 
-# From the ground up: a module imports from floors below its own, and from its own room. The longest name that fits is a module's room.
+# From the ground up: a module imports from floors below its own, and from its own room. The longest name that
+# fits is a module's room.
 FLOORS = [
     {"errors", "files", "plan.near"},
     {"schemas"},
@@ -60,7 +62,8 @@ MODULES = {module(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 
 
 def imports(path: Path) -> set[str]:
-    """The modules of ours that a file imports, at its top and within functions. Not those that it fetches by name."""
+    """The modules of ours that a file imports, at its top and within functions. Not those that it fetches by
+    name."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -124,12 +127,24 @@ def test_no_room_is_listed_that_there_is_not():
 
 
 def test_only_metrics_say_what_they_need_and_no_code_computes_with_it():
-    """Keys do not count the constants `NEEDS` and `YIELDS` (`relinear.plan.code`), so only refusals of the plan may depend on them."""
-    uses = [(name, node) for name, path in MODULES.items() for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Name)]
+    """Keys do not count the constants `NEEDS` and `YIELDS` (`relinear.plan.code`), so only refusals of the
+    plan may depend on them."""
+    uses = [
+        (name, node)
+        for name, path in MODULES.items()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Name)
+    ]
     said = [(name, node.id) for name, node in uses if node.id in code.UNCOUNTED]
     assert all(type(node.ctx) is ast.Store for _, node in uses if node.id in code.UNCOUNTED)
     assert {"relinear"} == {name for name, constant in said if constant == "__version__"}
-    assert all(name.startswith("relinear.measure.") == (constant in ("NEEDS", "YIELDS")) for name, constant in said) and len(said) > 1, said
+    assert (
+        all(
+            name.startswith("relinear.measure.") == (constant in ("NEEDS", "YIELDS"))
+            for name, constant in said
+        )
+        and len(said) > 1
+    ), said
 
 
 # --- libraries ---
@@ -137,14 +152,33 @@ def test_only_metrics_say_what_they_need_and_no_code_computes_with_it():
 
 def loads(*modules: str) -> set[str]:
     """Top-level packages that importing the modules brings into a new process."""
-    command = f"import sys, importlib\nfor m in {modules!r}: importlib.import_module(m)\nprint(*{{m.partition('.')[0] for m in sys.modules}})"
+    command = (
+        f"import sys, importlib\nfor m in {modules!r}:"
+        " importlib.import_module(m)\nprint(*{m.partition('.')[0] for m in sys.modules})"
+    )
     env = {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'kernels'}"}
-    done = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, env=env, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", command], capture_output=True, text=True, env=env, check=False
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return set(done.stdout.split())
 
 
-HEAVY = {"torch", "transformers", "peft", "lm_eval", "datasets", "mlflow", "numpy", "pandas", "matplotlib", "scipy", "sklearn", "gguf", "triton"}
+HEAVY = {
+    "torch",
+    "transformers",
+    "peft",
+    "lm_eval",
+    "datasets",
+    "mlflow",
+    "numpy",
+    "pandas",
+    "matplotlib",
+    "scipy",
+    "sklearn",
+    "gguf",
+    "triton",
+}
 
 
 def test_planning_loads_no_library_that_computes_or_draws():
@@ -154,7 +188,8 @@ def test_planning_loads_no_library_that_computes_or_draws():
 
 
 IMPORTING = (
-    "import importlib, sys, time\nbegin = time.process_time()\nfor m in sys.argv[1:]: importlib.import_module(m)\nprint(time.process_time() - begin)"
+    "import importlib, sys, time\nbegin = time.process_time()\nfor m in sys.argv[1:]:"
+    " importlib.import_module(m)\nprint(time.process_time() - begin)"
 )
 
 
@@ -163,13 +198,21 @@ def test_planning_is_imported_in_under_a_second():
     planning = [name for name in MODULES if name.startswith(("relinear.plan", "relinear.stages"))]
     command = [sys.executable, "-c", IMPORTING, *planning]
     env = {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'kernels'}"}
-    assert min(float(subprocess.run(command, capture_output=True, text=True, env=env, check=True).stdout) for _ in range(3)) < 1
+    assert (
+        min(
+            float(subprocess.run(command, capture_output=True, text=True, env=env, check=True).stdout)
+            for _ in range(3)
+        )
+        < 1
+    )
 
 
 def test_the_garbage_collector_is_on_while_a_stage_works_and_off_before(monkeypatch):
     """Imports leave hardly any garbage, and repeated collections during them take seconds."""
     seen = []
-    monkeypatch.setattr("relinear.stage.run_stage", lambda plan, node, work: (seen.append(gc.isenabled()), work(None)))
+    monkeypatch.setattr(
+        "relinear.stage.run_stage", lambda plan, node, work: (seen.append(gc.isenabled()), work(None))
+    )
     monkeypatch.setattr("relinear.get.asset.work", lambda job: seen.append(gc.isenabled()))
     verb = cli.planned(lambda plan: cli.run(plan, Node("asset", "brown"), threads=None, gpus=None))
     verb(**{name: default for name, (_, default) in cli.PLAN.items()})
@@ -178,13 +221,22 @@ def test_the_garbage_collector_is_on_while_a_stage_works_and_off_before(monkeypa
 
 @pytest.mark.parametrize(
     ("environment", "asked", "threads"),
-    [({"OMP_NUM_THREADS": "3"}, None, 3), ({"OMP_NUM_THREADS": "3"}, 1, 1), ({"OMP_NUM_THREADS": "3", "LOCAL_WORLD_SIZE": "1"}, None, 0)],
+    [
+        ({"OMP_NUM_THREADS": "3"}, None, 3),
+        ({"OMP_NUM_THREADS": "3"}, 1, 1),
+        ({"OMP_NUM_THREADS": "3", "LOCAL_WORLD_SIZE": "1"}, None, 0),
+    ],
     ids=["the variable", "the option before it", "torchrun's own"],
 )
-def test_a_verb_by_itself_computes_with_the_cores_that_it_was_granted(monkeypatch, environment, asked, threads):
-    """Verbs side by side on one machine, each with all cores, slow each other down several times over. 0: all cores."""
+def test_a_verb_by_itself_computes_with_the_cores_that_it_was_granted(
+    monkeypatch, environment, asked, threads
+):
+    """Verbs side by side on one machine, each with all cores, slow each other down several times over. 0: all
+    cores."""
     seen = []
-    monkeypatch.setattr("relinear.stage.run_stage", lambda plan, node, work: seen.append(torch.get_num_threads()))
+    monkeypatch.setattr(
+        "relinear.stage.run_stage", lambda plan, node, work: seen.append(torch.get_num_threads())
+    )
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     verb = cli.planned(lambda plan: cli.run(plan, Node("model", "tiny"), threads=asked, gpus=None))
@@ -206,9 +258,13 @@ print(faults() - before)
 
 
 def test_memory_that_a_stage_frees_is_not_asked_for_again():
-    """Pages that the kernel fills for a block as large as the one freed before it: all of its 16,384 by default, hardly any for a stage."""
+    """Pages that the kernel fills for a block as large as the one freed before it: all of its 16,384 by
+    default, hardly any for a stage."""
     env = {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'kernels'}"}
-    runs = [subprocess.run([sys.executable, "-c", FAULTS, how], capture_output=True, env=env, check=True) for how in ("back", "kept")]
+    runs = [
+        subprocess.run([sys.executable, "-c", FAULTS, how], capture_output=True, env=env, check=True)
+        for how in ("back", "kept")
+    ]
     given_back, kept = (int(run.stdout) for run in runs)
     assert kept < 100 < given_back
 
@@ -225,12 +281,14 @@ def test_drawing_loads_no_torch():
 # Of the libraries that take seconds to import, the ones that a stage needs beside torch and transformers.
 NEEDS = {"relinear.train.finetune": {"peft"}, "relinear.measure.task_score": {"sklearn", "pandas"}}
 SELDOM = {"lm_eval", "datasets", "peft", "mlflow", "matplotlib", "pandas", "sklearn"}
-WORK = {stages.stage(name).work for name in stages.available()} | {f"relinear.measure.{metric}" for metric in metrics()}
+WORK = {stages.stage(name).work for name in stages.available()} | {
+    f"relinear.measure.{metric}" for metric in metrics()
+}
 
 
 def test_no_stage_loads_a_library_that_only_another_needs():
-    """One process imports all stages: a library that it has not loaded is loaded by none of them. lm-eval and MLflow are loaded when they are
-    used."""
+    """One process imports all stages: a library that it has not loaded is loaded by none of them. lm-eval and
+    MLflow are loaded when they are used."""
     assert not SELDOM & loads("relinear.stage", *sorted(WORK - NEEDS.keys()))
 
 
@@ -244,7 +302,8 @@ def test_work_without_torch_loads_none():
     assert without and not {"torch", "transformers"} & loads("relinear.stage", *without)
 
 
-# The command line, and the names of the modules that it has loaded at its end; an import of the same modules, as a job imports them.
+# The command line, and the names of the modules that it has loaded at its end; an import of the same modules,
+# as a job imports them.
 JOB = """
 import json, sys
 names = sys.argv.pop(1)
@@ -253,7 +312,7 @@ try:
     main()
 finally:
     json.dump([n for n in sys.modules if n.partition(".")[0] not in ("__main__", "relinear", "relinear_kernels")], open(names, "w"))
-"""
+"""  # noqa: E501
 IMPORTS = """
 import contextlib, gc, importlib, json, sys
 gc.disable()
@@ -274,7 +333,9 @@ def processor_seconds(script: str, *args: str) -> float:
 
 def test_drawing_costs_at_most_two_seconds_over_importing_its_libraries(tmp_path):
     names = str(tmp_path / "modules.json")
-    job = processor_seconds(JOB, names, "draw", "comparison", "table2", "--scale", "smoke", "--results", str(tmp_path))
+    job = processor_seconds(
+        JOB, names, "draw", "comparison", "table2", "--scale", "smoke", "--results", str(tmp_path)
+    )
     libraries = processor_seconds(IMPORTS, names)
     assert 0 < libraries < job < libraries + 2
     assert (tmp_path / "smoke/comparison/table2.csv").is_file()
@@ -287,14 +348,27 @@ def functions(tree: ast.AST):
     return [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
 
 
-@pytest.mark.parametrize("name", [name for name, path in MODULES.items() if path.relative_to(PACKAGE).parts[0] not in APART])
+@pytest.mark.parametrize(
+    "name", [name for name, path in MODULES.items() if path.relative_to(PACKAGE).parts[0] not in APART]
+)
 def test_the_functions_of_a_module_are_of_a_size_to_read_at_once(name):
     """A cap on a module's lines is met by longer lines; a function is what one reads at once."""
-    long = [f for f in functions(ast.parse(MODULES[name].read_text())) if f.end_lineno - f.lineno >= OF_A_FUNCTION]
+    long = [
+        f for f in functions(ast.parse(MODULES[name].read_text())) if f.end_lineno - f.lineno >= OF_A_FUNCTION
+    ]
     assert not [f"{f.name}: {f.end_lineno - f.lineno + 1} lines" for f in long]
 
 
-PICKLES = {"pickle", "cPickle", "cloudpickle", "dill", "joblib", "shelve", "marshal", "torch.distributed.checkpoint"}
+PICKLES = {
+    "pickle",
+    "cPickle",
+    "cloudpickle",
+    "dill",
+    "joblib",
+    "shelve",
+    "marshal",
+    "torch.distributed.checkpoint",
+}
 
 
 def test_nothing_reads_or_writes_a_pickle():
@@ -307,5 +381,9 @@ def test_nothing_reads_or_writes_a_pickle():
             if isinstance(node, ast.Call):
                 called = ast.unparse(node.func)
                 assert called not in ("torch.load", "torch.save"), f"{path} calls {called}"
-                assert not any(k.arg == "allow_pickle" and ast.unparse(k.value) != "False" for k in node.keywords), f"{path} reads pickles"
-            assert not any(f"{name}.".startswith(f"{pickle}.") for name in names for pickle in PICKLES), f"{path} imports {names}"
+                assert not any(
+                    k.arg == "allow_pickle" and ast.unparse(k.value) != "False" for k in node.keywords
+                ), f"{path} reads pickles"
+            assert not any(f"{name}.".startswith(f"{pickle}.") for name in names for pickle in PICKLES), (
+                f"{path} imports {names}"
+            )

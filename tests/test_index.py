@@ -1,4 +1,5 @@
-"""The index of all tables and figures, from specs and committed results; test_quote.py holds the committed page to it."""
+"""The index of all tables and figures, from specs and committed results; test_quote.py holds the committed
+page to it."""
 
 import json
 from pathlib import Path
@@ -22,14 +23,23 @@ def test_every_label_of_every_paper_stands_on_the_page_once():
 
 
 def test_what_is_not_committed_is_not_measured_and_not_drawn(tmp_path):
-    path = paper(tmp_path, columns=[{"name": "acc", "measure": "mmlu", "metric": "acc"}], rows=[{"run": "lizard"}])
+    path = paper(
+        tmp_path, columns=[{"name": "acc", "measure": "mmlu", "metric": "acc"}], rows=[{"run": "lizard"}]
+    )
     (path.parent / "paper.yaml").write_text("{title: A paper, labels: [Table 1, Table 2]}")
     found = page(tmp_path, tmp_path / "reference")
     [row] = [line for line in found.splitlines() if line.startswith("| Table 1")]
     assert [cell.strip() for cell in row.split("|")[1:-1]] == [
-        "Table 1", "a table", "`snakemake lizard_table1`", "`results/<scale>/lizard/table1.csv`", "`lizard`", "not measured", "not drawn yet", "",
+        "Table 1",
+        "a table",
+        "`snakemake lizard_table1`",
+        "`results/<scale>/lizard/table1.csv`",
+        "`lizard`",
+        "not measured",
+        "not drawn yet",
+        "",
         "no",
-    ]  # fmt: skip
+    ]
     assert "Missing, 1 of 2: Table 2." in found
 
 
@@ -37,26 +47,47 @@ def test_what_is_not_committed_is_not_measured_and_not_drawn(tmp_path):
 def test_minutes_are_those_of_the_stages_behind_and_verdicts_those_of_the_claims_file(tmp_path, results):
     """Wherever the results were when the stages were made."""
     claims = [{"claim": "c", "source": "s", "left": "lizard", "right": "t2r", "column": "acc", "op": ">"}]
-    paper(tmp_path, columns=[{"name": "acc", "measure": "mmlu", "metric": "acc"}], rows=[{"run": "lizard"}, {"run": "t2r"}], claims=claims)
+    paper(
+        tmp_path,
+        columns=[{"name": "acc", "measure": "mmlu", "metric": "acc"}],
+        rows=[{"run": "lizard"}, {"run": "t2r"}],
+        claims=claims,
+    )
     reference = tmp_path / "reference"
     for folder, minutes, parents in (
-        ("models/teacher", 1, []), ("runs/lizard/distill", 10, ["models/teacher"]),
+        ("models/teacher", 1, []),
+        ("runs/lizard/distill", 10, ["models/teacher"]),
         ("runs/lizard/finetune", 100, ["runs/lizard/distill", "models/teacher"]),
-        ("runs/lizard/mmlu", 1000, ["runs/lizard/finetune"]), ("runs/t2r/mmlu", 2000, ["models/teacher"]), ("runs/lizard/gate", 0, []),
-        ("runs/t2r/gate", 0, []), ("runs/t2r/needle", 50000, ["models/teacher"]),
-    ):  # fmt: skip
+        ("runs/lizard/mmlu", 1000, ["runs/lizard/finetune"]),
+        ("runs/t2r/mmlu", 2000, ["models/teacher"]),
+        ("runs/lizard/gate", 0, []),
+        ("runs/t2r/gate", 0, []),
+        ("runs/t2r/needle", 50000, ["models/teacher"]),
+    ):
         path = reference / "mini" / folder
         path.mkdir(parents=True)
         found = ", ".join(f'"p{i}": {{"path": "{results}/{parent}"}}' for i, parent in enumerate(parents))
-        (path / "run.json").write_text(f'{{"wall_seconds": {60 * minutes}, "parents": {{{found}}}, "hardware": {{"device": "cuda"}}}}')
+        (path / "run.json").write_text(
+            f'{{"wall_seconds": {60 * minutes}, "parents": {{{found}}}, "hardware": {{"device": "cuda"}}}}'
+        )
     (reference / "mini/lizard").mkdir()
-    (reference / "mini/lizard/table1.claims.csv").write_text("claim,verdict\na,reproduced\nb,not tested\nc,reproduced\n")
+    (reference / "mini/lizard/table1.claims.csv").write_text(
+        "claim,verdict\na,reproduced\nb,not tested\nc,reproduced\n"
+    )
     [row] = [line for line in page(tmp_path, reference).splitlines() if line.startswith("| Table 1")]
-    assert "3111 (mini)" in row and "`lizard`, `t2r`; a GPU" in row and "2 reproduced, 1 not tested (mini)" in row
+    assert (
+        "3111 (mini)" in row
+        and "`lizard`, `t2r`; a GPU" in row
+        and "2 reproduced, 1 not tested (mini)" in row
+    )
 
 
 def test_verdicts_are_those_of_the_tables_own_claims_file():
-    rows = [line for line in page(ROOT / "workflow", ROOT / "results/reference").splitlines() if line.startswith("| ")]
+    rows = [
+        line
+        for line in page(ROOT / "workflow", ROOT / "results/reference").splitlines()
+        if line.startswith("| ")
+    ]
     [recall] = [row for row in rows if "`snakemake comparison_recall`" in row]
     [headline] = [row for row in rows if "`snakemake comparison_table2`" in row]
     assert "(smollm2)" in recall and "(smollm2)" in headline
@@ -64,22 +95,42 @@ def test_verdicts_are_those_of_the_tables_own_claims_file():
 
 def test_the_verdicts_of_the_whole_dose_come_before_those_of_a_part_and_of_a_smaller_scale(tmp_path):
     claims = [{"claim": "c", "source": "s", "left": "lizard", "right": "t2r", "column": "acc", "op": ">"}]
-    paper(tmp_path, columns=[{"name": "acc", "measure": "mmlu", "metric": "acc"}], rows=[{"run": "lizard"}, {"run": "t2r"}], claims=claims)
+    paper(
+        tmp_path,
+        columns=[{"name": "acc", "measure": "mmlu", "metric": "acc"}],
+        rows=[{"run": "lizard"}, {"run": "t2r"}],
+        claims=claims,
+    )
     found = []
     for folder, scale in (("vit_mini", "mini"), ("smollm2_quarter", "smollm2-x0.25"), ("smollm2", "smollm2")):
         (tmp_path / "reference" / folder / "runs").mkdir(parents=True)
         (tmp_path / "reference" / folder / "lizard").mkdir()
-        (file := tmp_path / "reference" / folder / "lizard/table1.claims.csv").write_text("claim,verdict\na,reproduced\n")
+        (file := tmp_path / "reference" / folder / "lizard/table1.claims.csv").write_text(
+            "claim,verdict\na,reproduced\n"
+        )
         manifest = {"scale": scale, "files": {"lizard/table1.claims.csv": sha256(file)}}
         (tmp_path / "reference" / folder / "reference.json").write_text(json.dumps(manifest))
-        found += [line for line in page(tmp_path, tmp_path / "reference").splitlines() if line.startswith("| Table 1")]
-    assert [row.split("1 reproduced (")[1].split(")")[0] for row in found] == ["vit_mini", "smollm2_quarter", "smollm2"]
+        found += [
+            line
+            for line in page(tmp_path, tmp_path / "reference").splitlines()
+            if line.startswith("| Table 1")
+        ]
+    assert [row.split("1 reproduced (")[1].split(")")[0] for row in found] == [
+        "vit_mini",
+        "smollm2_quarter",
+        "smollm2",
+    ]
 
 
 def cells_not_run(path: Path) -> bool:
     """Whether a committed table of ours has a cell that was not run."""
     ours = path.read_text().partition("**Published**")[0]
-    return any(cell.strip() == "not run" for line in ours.splitlines() if line.startswith("|") for cell in line.split("|"))
+    return any(
+        cell.strip() == "not run"
+        for line in ours.splitlines()
+        if line.startswith("|")
+        for cell in line.split("|")
+    )
 
 
 def test_what_was_not_run_or_not_drawn_has_its_reason_on_the_page():

@@ -1,4 +1,5 @@
-"""The teacher's own instructions: one seed gives the same ones, interrupted or not; a teacher that can write none is a clear error."""
+"""The teacher's own instructions: one seed gives the same ones, interrupted or not; a teacher that can write
+none is a clear error."""
 
 import importlib
 import json
@@ -21,7 +22,13 @@ from relinear.plan.sane import read_yaml
 from relinear.plan.strict import WORKFLOW
 from relinear.stage import run_stage
 
-SETTINGS = {"instruction_tokens": 48, "response_tokens": 8, "temperature": 1.0, "response_temperature": 0.7, "top_p": 0.95}
+SETTINGS = {
+    "instruction_tokens": 48,
+    "response_tokens": 8,
+    "temperature": 1.0,
+    "response_temperature": 0.7,
+    "top_p": 0.95,
+}
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +42,9 @@ def test_a_batch_is_its_seed_s(teacher):
         torch.manual_seed(seed)
         batches.append(instructions.write(*teacher, 64, SETTINGS))
     assert batches[0] == batches[1] != batches[2]
-    assert all(set(r) == {"instruction", "input", "output"} and r["instruction"] and r["output"] for r in batches[0])
+    assert all(
+        set(r) == {"instruction", "input", "output"} and r["instruction"] and r["output"] for r in batches[0]
+    )
 
 
 def test_the_template_is_taken_apart_around_a_user_s_words():
@@ -70,23 +79,34 @@ def test_an_interrupted_stage_goes_on_and_writes_what_an_undisturbed_one_does(tm
             monkeypatch.setattr(instructions, "write", dies)
             with pytest.raises(KeyboardInterrupt):
                 run_stage(plan, node, instructions.work)
-            monkeypatch.setattr(instructions, "write", lambda *args, calls=calls, write=write: calls.append(1) or write(*args))
+            monkeypatch.setattr(
+                instructions, "write", lambda *args, calls=calls, write=write: calls.append(1) or write(*args)
+            )
         folder = run_stage(plan, node, instructions.work)
         texts.append((folder / "written.jsonl").read_text())
     metrics = json.loads((folder / "metrics.json").read_text())
     assert texts[0] == texts[1]
     assert len(calls) == metrics["batches"] > 1, "a finished batch was written again"
-    assert metrics["tokens"] >= 4 * 256 and metrics["records"] == len(list(documents("written", Path(folder) / "written.jsonl")))
+    assert metrics["tokens"] >= 4 * 256 and metrics["records"] == len(
+        list(documents("written", Path(folder) / "written.jsonl"))
+    )
 
 
 def test_batches_that_are_kept_are_taken_and_only_the_rest_is_written(tmp_path, monkeypatch):
-    plan = Plan(scale="smoke", budget=4.0, results=tmp_path / "results", workflow=shutil.copytree(WORKFLOW, tmp_path / "workflow"))
+    plan = Plan(
+        scale="smoke",
+        budget=4.0,
+        results=tmp_path / "results",
+        workflow=shutil.copytree(WORKFLOW, tmp_path / "workflow"),
+    )
     records = [{"instruction": f"{n}?", "input": "", "output": "so " * 20} for n in range(5)]
     name = "instructions/mine/00000.json.xz"
     (plan.workflow / name).parent.mkdir()
     (plan.workflow / name).write_bytes(lzma.compress(json.dumps(records).encode()))
     kept, written_stage = plan.workflow / name, importlib.import_module("relinear.stages.written")
-    monkeypatch.setattr(written_stage, "_kept", lambda model, sampling, scale: {name: digest(kept.read_bytes().hex())})
+    monkeypatch.setattr(
+        written_stage, "_kept", lambda model, sampling, scale: {name: digest(kept.read_bytes().hex())}
+    )
     node = plan.node("written", "stories@tiny")
     before = plan.key(node)
     folder = made(plan, "written stories@tiny")
@@ -109,7 +129,10 @@ def test_what_is_kept_is_that_of_this_teacher_sampling_and_seed(tmp_path):
     assert len(kept()) == len(kept(budget=2.0)) == 3 and all((WORKFLOW / name).is_file() for name in kept())
     assert kept(seed=1) == {}
     workflow = shutil.copytree(WORKFLOW, tmp_path / "workflow")
-    for path, old, new in (("data.yaml", "3000000, batch_size: 4096", "3000000, batch_size: 2048"), ("assets.yaml", "sha256: bcc8", "sha256: acc8")):
+    for path, old, new in (
+        ("data.yaml", "3000000, batch_size: 4096", "3000000, batch_size: 2048"),
+        ("assets.yaml", "sha256: bcc8", "sha256: acc8"),
+    ):
         text = (workflow / path).read_text()
         (workflow / path).write_text(text.replace(old, new))
         assert kept(workflow=workflow) == {} and text.count(old) == 1
@@ -119,6 +142,11 @@ def test_what_is_kept_is_that_of_this_teacher_sampling_and_seed(tmp_path):
 
 def test_the_kept_batches_are_records_of_whole_instructions():
     for path in sorted((WORKFLOW / "instructions").rglob("*.json.xz")):
-        records, sampling = json.loads(lzma.decompress(path.read_bytes())), read_yaml(path.with_name("about.yaml"))["sampling"]
+        records, sampling = (
+            json.loads(lzma.decompress(path.read_bytes())),
+            read_yaml(path.with_name("about.yaml"))["sampling"],
+        )
         assert len(records) > sampling["batch_size"] / 2
-        assert all(set(r) == {"instruction", "input", "output"} and r["instruction"] and r["output"] for r in records)
+        assert all(
+            set(r) == {"instruction", "input", "output"} and r["instruction"] and r["output"] for r in records
+        )

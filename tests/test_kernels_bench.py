@@ -1,4 +1,5 @@
-"""The kernels' benchmark: every form computes its operation, the table is resumed and measured again in parts, and ratios follow from the rows."""
+"""The kernels' benchmark: every form computes its operation, the table is resumed and measured again in
+parts, and ratios follow from the rows."""
 
 import csv
 from functools import partial
@@ -24,7 +25,9 @@ SMALL = (2, 40, 4, 2, 16, 8)
 def fla(module, op, q, k, v, scale=1.0, g=None, **more):
     """fla's ops by their definition."""
     if module == "gla":
-        return gated_linear_attention_reference.gated_linear_attention(q, k, v, log_gate=g, feature="none", normalize=False)
+        return gated_linear_attention_reference.gated_linear_attention(
+            q, k, v, log_gate=g, feature="none", normalize=False
+        )
     if module != "simple_gla":
         raise ImportError(f"No module named 'fla.ops.{module}'")
     gates = {} if g is None else {"log_decay": g}
@@ -36,7 +39,9 @@ def on_cpu(monkeypatch):
     """The forms without a GPU, a compiler and fla."""
     monkeypatch.setattr(forms, "DEVICE", "cpu")
     monkeypatch.setattr(forms, "_fla", fla)
-    attend = lambda args, window, meta=0: partial(forms.sliding_window_attention, *(args[n] for n in "qkv"), window=window, meta=meta)  # noqa: E731
+    attend = lambda args, window, meta=0: partial(  # noqa: E731
+        forms.sliding_window_attention, *(args[n] for n in "qkv"), window=window, meta=meta
+    )  # noqa: E731
     monkeypatch.setattr(forms, "flex_window", attend)
     monkeypatch.setattr(forms, "flash_window", attend)
     monkeypatch.setattr(torch, "compile", lambda function, **options: function)
@@ -86,7 +91,11 @@ def test_every_operation_decodes_a_token(on_cpu, groups):
 
 def test_the_suite_names_each_row_once(monkeypatch):
     rows = []
-    monkeypatch.setattr(Bench, "time", lambda self, op, shape, make, modes=("forward",): rows.extend((op, shape, mode) for mode in modes))
+    monkeypatch.setattr(
+        Bench,
+        "time",
+        lambda self, op, shape, make, modes=("forward",): rows.extend((op, shape, mode) for mode in modes),
+    )
     suite(object.__new__(Bench))
     assert len(rows) == len(set(rows)) > 100
 
@@ -94,7 +103,9 @@ def test_the_suite_names_each_row_once(monkeypatch):
 def run(path, seconds=60.0, anew=False, **how):
     """One call over two providers, then the milliseconds that the file has of each."""
     bench = Bench(Campaign(path, COLUMNS, anew=anew), seconds, **how)
-    bench.time("op", SHAPE, lambda shape: {"ours": forms.Form(lambda: None), "peer": forms.Form(lambda: None)})
+    bench.time(
+        "op", SHAPE, lambda shape: {"ours": forms.Form(lambda: None), "peer": forms.Form(lambda: None)}
+    )
     with path.open() as file:
         return {row["provider"]: row["ms"] or row["valid"] for row in csv.DictReader(file)}
 
@@ -126,25 +137,37 @@ def test_ratios_are_against_the_floor_the_fastest_peer_and_softmax_attention():
     rows += [row | {"provider": name, "ms": ms, "commit": commit} for name, (ms, commit) in peers.items()]
     rows.append(row | {"provider": "SDPA", "op": "softmax attention", "ms": "6.0", "commit": "1234567+"})
     rows.append(row | {"provider": "relinear", "ms": "1.0", "mode": "decode"})
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in ratios(rows).splitlines() if line.startswith("|")]
+    cells = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in ratios(rows).splitlines()
+        if line.startswith("|")
+    ]
     assert ["op", "B1", "forward", "1.5\u2020", "3.00x", "fast*", "3", "2.00x", "6*+", "4.00x"] in cells
     assert ["op", "B1", "decode", "1", "2.00x", "", "", "", "", ""] in cells
     assert ["softmax attention: SDPA*+", "B1", "forward", "6", "12.00x"] in cells
     text = ratios(rows)
-    assert "\\* measured at another commit" in text and "+ measured in a tree" in text and "\u2020 kernel by kernel" in text
+    assert (
+        "\\* measured at another commit" in text
+        and "+ measured in a tree" in text
+        and "\u2020 kernel by kernel" in text
+    )
     assert "commit" not in ratios(rows[-1:]) and "kernel by kernel" not in ratios(rows[-1:])
 
 
 def test_of_an_op_that_two_sessions_measured_the_later_one_counts():
     later, earlier = (
-        [{"op": op, "shape": "B1", "mode": "forward", "provider": by, "ms": ms}] for op, by, ms in (("a", "relinear", "1"), ("a", "peer", "9"))
+        [{"op": op, "shape": "B1", "mode": "forward", "provider": by, "ms": ms}]
+        for op, by, ms in (("a", "relinear", "1"), ("a", "peer", "9"))
     )
     assert newest(later, [*earlier, earlier[0] | {"op": "b"}]) == [*later, earlier[0] | {"op": "b"}]
 
 
 @pytest.mark.parametrize("paper", ["lizard", "hedgehog"])
 def test_a_figure_of_the_rows_and_its_verdicts_are_as_committed(tmp_path, monkeypatch, paper):
-    committed, artefact = ROOT / "results/reference/kernels", spec_of(ROOT / f"workflow/papers/{paper}/figure6.yaml")
+    committed, artefact = (
+        ROOT / "results/reference/kernels",
+        spec_of(ROOT / f"workflow/papers/{paper}/figure6.yaml"),
+    )
     tmp_path = tmp_path / "reference/kernels"  # folders beside it are other committed ones
     tmp_path.mkdir(parents=True)
     with pytest.raises(UserError, match="bench.csv is missing"):

@@ -1,4 +1,5 @@
-"""The laws of every attention method, over every method, its variants and every teacher family, in float64 where exactness is claimed."""
+"""The laws of every attention method, over every method, its variants and every teacher family, in float64
+where exactness is claimed."""
 
 import functools
 import warnings
@@ -54,11 +55,24 @@ VARIANTS = {
         {"window": WINDOW, "gate": "pool"},
         {"window": WINDOW, "gate": "pool", "gates": "channel", "pool": "max", "pool_bias": 4.0},
         {"window": WINDOW, "gate": "pool", "pool": "time"},
-        {"window": WINDOW, "gate": "low_rank", "gates": "channel", "gate_bias": 0.0, "gate_temperature": 16.0},
+        {
+            "window": WINDOW,
+            "gate": "low_rank",
+            "gates": "channel",
+            "gate_bias": 0.0,
+            "gate_temperature": 16.0,
+        },
         {"window": WINDOW, "linear_rope": True},
         {"window": WINDOW, "gate": "none", "state_per": "key_head"},
         {"window": 0, "meta": 0},
-        {"window": 0, "meta": 0, "gate": "pool", "pool": "time", "state_per": "key_head", "linear_rope": True},
+        {
+            "window": 0,
+            "meta": 0,
+            "gate": "pool",
+            "pool": "time",
+            "state_per": "key_head",
+            "linear_rope": True,
+        },
     ],
     "lolcats": [
         {},
@@ -80,30 +94,63 @@ VARIANTS = {
         {"rope": "before"},
     ],
     "t2r": [{}, {"variant": "code"}],
-    "window": [{"window": WINDOW}, {"window": WINDOW, "sinks": 0}, {"window": 1}, {"window": 1, "sinks": 0}, {"bytes_of": "lolcats"}],
+    "window": [
+        {"window": WINDOW},
+        {"window": WINDOW, "sinks": 0},
+        {"window": 1},
+        {"window": 1, "sinks": 0},
+        {"bytes_of": "lolcats"},
+    ],
 }
 CASES = [(m, o) for m in available_methods() for o in VARIANTS.get(m, [{}])]
 LEARNED = [c for c in CASES if adds_parameters(method_file(c[0]))]  # methods with parameters of their own
 FIRST = [(m, VARIANTS.get(m, [{}])[0]) for m in available_methods()]
 SIZES = {
-    "vocab_size": 97, "hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 6,
-    "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 1024, "initializer_range": 0.3,
-}  # fmt: skip
-# Windows of the teachers themselves are shorter than most lengths below; Gemma's layers are one local and one global.
+    "vocab_size": 97,
+    "hidden_size": 48,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 1024,
+    "initializer_range": 0.3,
+}
+# Windows of the teachers themselves are shorter than most lengths below; Gemma's layers are one local and one
+# global.
 TEACHERS = {
     "llama": (LlamaForCausalLM, LlamaConfig, SIZES),
     "mistral": (MistralForCausalLM, MistralConfig, {**SIZES, "sliding_window": 12}),
     "qwen2": (Qwen2ForCausalLM, Qwen2Config, SIZES),
     "qwen3": (Qwen3ForCausalLM, Qwen3Config, SIZES),
-    "gemma3": (Gemma3ForCausalLM, Gemma3TextConfig, {
-        **SIZES, "sliding_window": 12, "layer_types": ["sliding_attention", "full_attention"], "query_pre_attn_scalar": 11,
-        "final_logit_softcapping": 30.0, "tie_word_embeddings": True,
-    }),
-    "gpt2": (GPT2LMHeadModel, GPT2Config, {
-        "vocab_size": 97, "n_embd": 48, "n_layer": 2, "n_head": 6, "n_positions": 1024, "initializer_range": 0.3,
-        "scale_attn_by_inverse_layer_idx": True, "bos_token_id": 1, "eos_token_id": 2,
-    }),
-}  # fmt: skip
+    "gemma3": (
+        Gemma3ForCausalLM,
+        Gemma3TextConfig,
+        {
+            **SIZES,
+            "sliding_window": 12,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "query_pre_attn_scalar": 11,
+            "final_logit_softcapping": 30.0,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "gpt2": (
+        GPT2LMHeadModel,
+        GPT2Config,
+        {
+            "vocab_size": 97,
+            "n_embd": 48,
+            "n_layer": 2,
+            "n_head": 6,
+            "n_positions": 1024,
+            "initializer_range": 0.3,
+            "scale_attn_by_inverse_layer_idx": True,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+        },
+    ),
+}
 
 
 # Every variant under a Llama teacher, and every method's first under each other family.
@@ -141,7 +188,9 @@ def of(case, **kwargs):
 
 
 def tokens(length, batch=2, seed=0):
-    return torch.randint(0, SIZES["vocab_size"], (batch, length), generator=torch.Generator().manual_seed(seed))
+    return torch.randint(
+        0, SIZES["vocab_size"], (batch, length), generator=torch.Generator().manual_seed(seed)
+    )
 
 
 def repeated(v, heads):
@@ -149,7 +198,8 @@ def repeated(v, heads):
 
 
 def close(a, b, tolerance=1e-5):
-    """Whether two tensors agree to a relative RMS. SDPA and method parameters are float32 or better, whatever the teacher's dtype."""
+    """Whether two tensors agree to a relative RMS. SDPA and method parameters are float32 or better, whatever
+    the teacher's dtype."""
     distance = ((a - b).double().square().mean().sqrt() / b.double().square().mean().sqrt()).item()
     assert distance < tolerance, f"relative RMS {distance:.2e}, allowed {tolerance:.0e}"
 
@@ -176,7 +226,9 @@ def test_twice_the_length_is_at_most_twice_the_work_of_training(case, monkeypatc
         assert twice / once < 2.1
 
 
-@pytest.mark.parametrize("cuts", [(1,) * 67, (40, 27), (16, 1, 50), (66, 1)], ids=["ones", "40-27", "16-1-50", "66-1"])
+@pytest.mark.parametrize(
+    "cuts", [(1,) * 67, (40, 27), (16, 1, 50), (66, 1)], ids=["ones", "40-27", "16-1-50", "66-1"]
+)
 @over_pairs
 def test_parallel_equals_pieces_equals_one_token_at_a_time(case, family, cuts):
     model, ids = of(case, family=family), tokens(67)
@@ -193,10 +245,16 @@ def test_a_long_prompt_is_read_in_pieces_with_the_same_outcome(case, family, mon
     whole, rest = model.make_cache(), model.make_cache()
     mask = torch.ones_like(ids)
     mask[0, :30] = 0
-    expected = model(ids, attention_mask=mask, past_key_values=whole).logits, model(ids[:, :1], past_key_values=whole).logits
+    expected = (
+        model(ids, attention_mask=mask, past_key_values=whole).logits,
+        model(ids[:, :1], past_key_values=whole).logits,
+    )
     monkeypatch.setattr("relinear.families._layer.PIECE", 20)  # the first holds nothing but padding
     with torch.inference_mode():
-        got = model(ids, attention_mask=mask, past_key_values=rest).logits, model(ids[:, :1], past_key_values=rest).logits
+        got = (
+            model(ids, attention_mask=mask, past_key_values=rest).logits,
+            model(ids[:, :1], past_key_values=rest).logits,
+        )
     close(got[0][mask.bool()], expected[0][mask.bool()])
     close(got[1], expected[1])
 
@@ -256,12 +314,22 @@ def test_softmax_as_a_method_is_the_teacher(family):
     close(model(ids, use_cache=False).logits, teacher(family)(ids).logits)
     for method, inputs in layer_inputs(model, record(model, ids)):  # every transfer mimics this, too
         assert method.distill_loss(inputs, "mse").item() < 1e-12
-        close(torch.einsum("bhti,bihd->bthd", softmax_weights(inputs, method.heads), repeated(inputs.v, method.heads)), method(inputs)[0])
+        close(
+            torch.einsum(
+                "bhti,bihd->bthd", softmax_weights(inputs, method.heads), repeated(inputs.v, method.heads)
+            ),
+            method(inputs)[0],
+        )
 
 
 @over_pairs
-def test_untouched_weights_stay_bit_identical_and_a_saved_folder_loads_to_the_same_model(case, family, tmp_path):
-    before, model = teacher(family, dtype=torch.float32).state_dict(), of(case, family=family, dtype=torch.float32)
+def test_untouched_weights_stay_bit_identical_and_a_saved_folder_loads_to_the_same_model(
+    case, family, tmp_path
+):
+    before, model = (
+        teacher(family, dtype=torch.float32).state_dict(),
+        of(case, family=family, dtype=torch.float32),
+    )
     for key, value in before.items():
         assert torch.equal(model.state_dict()[key], value), key
     model.save_pretrained(tmp_path)
@@ -271,7 +339,11 @@ def test_untouched_weights_stay_bit_identical_and_a_saved_folder_loads_to_the_sa
     assert torch.equal(again(ids, use_cache=False).logits, model(ids, use_cache=False).logits)
 
 
-@pytest.mark.parametrize(("case", "family"), [p for p in PAIRS if p[0][0] != "softmax"], ids=[name(p) for p in PAIRS if p[0][0] != "softmax"])
+@pytest.mark.parametrize(
+    ("case", "family"),
+    [p for p in PAIRS if p[0][0] != "softmax"],
+    ids=[name(p) for p in PAIRS if p[0][0] != "softmax"],
+)
 def test_state_size_is_fixed_from_the_first_token_on(case, family):
     model, sizes = of(case, family=family), set()
     cache = model.make_cache()
@@ -282,18 +354,29 @@ def test_state_size_is_fixed_from_the_first_token_on(case, family):
 
 
 def test_states_of_key_heads_are_as_many_as_those():
-    shared, (heads, groups) = {"state_per": "key_head"}, (SIZES[f"num_{kind}_heads"] for kind in ("attention", "key_value"))
+    shared, (heads, groups) = (
+        {"state_per": "key_head"},
+        (SIZES[f"num_{kind}_heads"] for kind in ("attention", "key_value")),
+    )
     whole, part = (of(("lolcats", given)).state_bytes(2) for given in ({}, shared))
     assert whole * groups == part * heads
     for case in (("lolcats", shared), ("lizard", {"window": WINDOW, **shared})):
-        own = [p.shape[0] for n, p in of(case).method_parameters().items() if n.endswith(("w_k", "gate.weight"))]
+        own = [
+            p.shape[0] for n, p in of(case).method_parameters().items() if n.endswith(("w_k", "gate.weight"))
+        ]
         assert set(own) == {groups}
 
 
 @pytest.mark.parametrize("case", CASES, ids=name)
 def test_beam_search_reorders_the_state(case):
     model, prompt = of(case, dtype=torch.float32), tokens(9)
-    settings = {"max_new_tokens": 12, "num_beams": 3, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    settings = {
+        "max_new_tokens": 12,
+        "num_beams": 3,
+        "do_sample": False,
+        "pad_token_id": 0,
+        "eos_token_id": None,
+    }
     mask = torch.ones_like(prompt)
     with_cache = model.generate(prompt, attention_mask=mask, use_cache=True, **settings)
     assert torch.equal(with_cache, model.generate(prompt, attention_mask=mask, use_cache=False, **settings))
@@ -313,7 +396,9 @@ def one_layer(case, length=70):
     r = lambda *s: torch.randn(*s, dtype=torch.float64)  # noqa: E731
     angle = torch.arange(length)[:, None] * 10 ** -torch.arange(4.0) / 3
     cos, sin = (torch.cat([f(angle)] * 2, -1)[None].double() for f in (torch.cos, torch.sin))
-    return method, Inputs(r(2, length, 48), r(2, length, 6, 8), r(2, length, 2, 8), r(2, length, 2, 8), cos, sin)
+    return method, Inputs(
+        r(2, length, 48), r(2, length, 6, 8), r(2, length, 2, 8), r(2, length, 2, 8), cos, sin
+    )
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if c[0] != "supra"], ids=name)
@@ -325,7 +410,8 @@ def test_explicit_weights_times_values_are_the_output(case):
 
 
 def condition(method, inputs) -> float:
-    """How many times a division by a sum of signed weights magnifies rounding: by the sum of their sizes over the size of their sum; else 1."""
+    """How many times a division by a sum of signed weights magnifies rounding: by the sum of their sizes over
+    the size of their sum; else 1."""
     if getattr(method.options, "normalizer", None) != "denominator":
         return 1.0
     return method.attention_weights(inputs).abs().sum(-1).max().clamp(min=1).item()
@@ -350,7 +436,9 @@ def test_lower_precision_stays_near_float64(case, dtype, tolerance):
 
 def by_definition(method, inputs):
     """The method's output, computed from its explicit T x T weights."""
-    y = torch.einsum("bhti,bihd->bthd", method.attention_weights(inputs), repeated(inputs.v, HEADS).to(torch.float64))
+    y = torch.einsum(
+        "bhti,bihd->bthd", method.attention_weights(inputs), repeated(inputs.v, HEADS).to(torch.float64)
+    )
     return method.norm(y.flatten(0, 1).flatten(1)).view_as(y) if hasattr(method, "norm") else y
 
 
@@ -421,8 +509,10 @@ def test_softmax_is_the_transfer_loss_s_minimum(loss):
 def test_padding_takes_no_part_in_the_transfer_loss(case, loss):
     method, inputs = one_layer(case, length=30)
     mask = torch.ones(2, 30, dtype=torch.bool)
-    padded = Inputs(*(torch.cat([torch.randn(x.shape[0], 5, *x.shape[2:], dtype=x.dtype), x], 1) for x in inputs[:6]),
-                    torch.cat([torch.zeros(2, 5, dtype=torch.bool), mask], 1))  # fmt: skip
+    padded = Inputs(
+        *(torch.cat([torch.randn(x.shape[0], 5, *x.shape[2:], dtype=x.dtype), x], 1) for x in inputs[:6]),
+        torch.cat([torch.zeros(2, 5, dtype=torch.bool), mask], 1),
+    )
     found = []
     for given in (padded, inputs):
         value = method.distill_loss(given, loss)
@@ -464,12 +554,19 @@ def test_unknown_method_option_and_architecture_name_the_possible_ones():
         linearize(teacher(), "lizard", gates="channel", feature="exp_pm")
     with pytest.raises(ValueError, match="gate 'low_rank' is one per channel; got gates 'head'"):
         linearize(teacher(), "lizard", gate="low_rank")
-    with pytest.raises(ValueError, match="are of the gate 'pool'; got pool 'max' and pool_bias 0 with gate 'sigmoid'"):
+    with pytest.raises(
+        ValueError, match="are of the gate 'pool'; got pool 'max' and pool_bias 0 with gate 'sigmoid'"
+    ):
         linearize(teacher(), "lizard", pool="max")
-    with pytest.raises(ValueError, match="pool 'time' goes over the means of keys, one a head; got gates 'channel', possible: head"):
+    with pytest.raises(
+        ValueError,
+        match="pool 'time' goes over the means of keys, one a head; got gates 'channel', possible: head",
+    ):
         linearize(teacher(), "lizard", gate="pool", gates="channel", pool="time")
     for gate in ("mamba2", "pool", "none"):
-        with pytest.raises(ValueError, match=f"sigmoid and low_rank; got gate_temperature 16 with gate '{gate}', possible: 1"):
+        with pytest.raises(
+            ValueError, match=f"sigmoid and low_rank; got gate_temperature 16 with gate '{gate}', possible: 1"
+        ):
             linearize(teacher(), "lizard", gate=gate, gate_temperature=16.0)
     with pytest.raises(ValueError, match="a window of 0 is none; got meta 4, possible: 0"):
         linearize(teacher(), "lizard", window=0)
@@ -526,7 +623,10 @@ def test_softmax_layers_can_be_kept(keep, layers, tmp_path):
     ],
 )
 def test_shares_of_softmax_layers_that_cannot_be_kept(keep, got):
-    with pytest.raises(ValueError, match=rf"a ratio in .0, 1., {{'first': ratio}}, {{'last': ratio}} or a list of layers; got {got}"):
+    with pytest.raises(
+        ValueError,
+        match=rf"a ratio in .0, 1., {{'first': ratio}}, {{'last': ratio}} or a list of layers; got {got}",
+    ):
         linearize(teacher(), "hedgehog", keep_softmax_layers=keep)
 
 
@@ -543,20 +643,27 @@ def test_the_transfer_trains_a_hybrid_s_other_layers_and_leaves_the_kept_ones():
 
 
 def test_a_teacher_s_local_layers_stay_and_can_be_swapped_on_request():
-    kinds = lambda model: [type(layer.method).__module__.rsplit(".", 1)[1] for layer in model.attention_layers()]  # noqa: E731
+    kinds = lambda model: [  # noqa: E731
+        type(layer.method).__module__.rsplit(".", 1)[1] for layer in model.attention_layers()
+    ]  # noqa: E731
     assert kinds(linearize(teacher("gemma3"), "hedgehog")) == ["softmax", "hedgehog"]
     assert kinds(linearize(teacher("gemma3"), "hedgehog", keep_softmax_layers=[])) == ["hedgehog", "hedgehog"]
-    assert kinds(linearize(teacher("mistral"), "hedgehog")) == ["hedgehog", "hedgehog"]  # all local: nothing else would be left to swap
+    # all local: nothing else would be left to swap
+    assert kinds(linearize(teacher("mistral"), "hedgehog")) == ["hedgehog", "hedgehog"]
 
 
 def test_gemma_3_runs_at_its_own_head_width_which_no_kernel_takes(monkeypatch):
-    """Where tensors lie on a GPU, or are said to: attention of heads of 256 runs by the torch form, and what the kernels take by them."""
+    """Where tensors lie on a GPU, or are said to: attention of heads of 256 runs by the torch form, and what
+    the kernels take by them."""
     pytest.importorskip("triton")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     monkeypatch.setattr("relinear_kernels.dispatch.on_gpu", lambda x: True)
-    monkeypatch.setenv("TRITON_INTERPRET", "0" if device == "cuda" else "1")  # the kernels are functions of a CPU's tensors then
+    # the kernels are functions of a CPU's tensors then
+    monkeypatch.setenv("TRITON_INTERPRET", "0" if device == "cuda" else "1")
     for method in available_methods():
-        given = {"window": WINDOW} if method == "window" else {"keep_softmax_layers": 0.0, **dict(FIRST)[method]}
+        given = (
+            {"window": WINDOW} if method == "window" else {"keep_softmax_layers": 0.0, **dict(FIRST)[method]}
+        )
         sizes = {"head_dim": 256, "num_attention_heads": 2, "num_key_value_heads": 1}
         model = of((method, given), family="gemma3", dtype=torch.float32, **sizes).to(device)
         ids = tokens(20).to(device)
@@ -577,13 +684,25 @@ def test_what_transformers_does_not_compute_is_said_and_bidirectional_teachers_a
 
 
 def test_lizards_gates_begin_as_the_sigmoid_does_and_forget_what_they_say():
-    """At the start Mamba-2's gate and the one of every channel are sigmoid(4); the pooling's follows the key, and none keeps everything."""
-    x, k = torch.randn(2, 5, SIZES["hidden_size"], dtype=torch.float64), torch.randn(2, 5, 2, 8, dtype=torch.float64)
+    """At the start Mamba-2's gate and the one of every channel are sigmoid(4); the pooling's follows the key,
+    and none keeps everything."""
+    x, k = (
+        torch.randn(2, 5, SIZES["hidden_size"], dtype=torch.float64),
+        torch.randn(2, 5, 2, 8, dtype=torch.float64),
+    )
     inputs = Inputs(x, torch.randn(2, 5, 6, 8, dtype=torch.float64), k, k)
     heads = Heads(SIZES["hidden_size"], 6, 2, 8, 8**-0.5)
     found = {}
-    for gate, gates in (("sigmoid", "head"), ("mamba2", "head"), ("low_rank", "channel"), ("pool", "head"), ("none", "head")):
-        found[gate] = load("lizard")(heads, options("lizard", {"gate": gate, "gates": gates}))._log_gate(inputs)
+    for gate, gates in (
+        ("sigmoid", "head"),
+        ("mamba2", "head"),
+        ("low_rank", "channel"),
+        ("pool", "head"),
+        ("none", "head"),
+    ):
+        found[gate] = load("lizard")(heads, options("lizard", {"gate": gate, "gates": gates}))._log_gate(
+            inputs
+        )
     start = torch.nn.functional.logsigmoid(torch.tensor(4.0, dtype=torch.float64))
     for gate in ("sigmoid", "mamba2", "low_rank"):
         torch.testing.assert_close(found[gate], start.expand_as(found[gate]))
@@ -596,8 +715,14 @@ def test_each_reading_of_the_pooling_pools_what_it_says():
     inputs, heads = Inputs(k.new_zeros(2, 5, 1), k.new_zeros(2, 5, 6, 8), k, k), Heads(1, 6, 2, 8, 1.0)
     near = torch.stack([k[..., max(i - 1, 0) : i + 2].mean(-1) for i in range(8)], -1)
     most = torch.stack([k[..., max(i - 1, 0) : i + 2].amax(-1) for i in range(8)], -1)
-    for given, pooled in (({"pool": "max"}, k.amax(-1)), ({"gates": "channel"}, near), ({"gates": "channel", "pool": "max"}, most)):
-        gate = load("lizard")(heads, options("lizard", {"gate": "pool", "pool_bias": 4.0} | given))._log_gate(inputs)
+    for given, pooled in (
+        ({"pool": "max"}, k.amax(-1)),
+        ({"gates": "channel"}, near),
+        ({"gates": "channel", "pool": "max"}, most),
+    ):
+        gate = load("lizard")(heads, options("lizard", {"gate": "pool", "pool_bias": 4.0} | given))._log_gate(
+            inputs
+        )
         torch.testing.assert_close(gate.exp(), (pooled + 4).sigmoid().repeat_interleave(3, 2))
 
 
@@ -606,7 +731,9 @@ def test_the_pooling_over_time_goes_over_the_last_four_keys_that_are_real():
     mask = torch.ones(2, 9, dtype=torch.bool)
     mask[0, :3] = False
     inputs = Inputs(k.new_zeros(2, 9, 1), k.new_zeros(2, 9, 6, 8), k, k, key_mask=mask)
-    gate = load("lizard")(heads, options("lizard", {"gate": "pool", "pool": "time", "pool_bias": 4.0}))._log_gate(inputs)
+    gate = load("lizard")(
+        heads, options("lizard", {"gate": "pool", "pool": "time", "pool_bias": 4.0})
+    )._log_gate(inputs)
     assert not gate[0, :3].any()
     for row, first in ((0, 3), (1, 0)):
         for i in range(first, 9):
@@ -615,14 +742,17 @@ def test_the_pooling_over_time_goes_over_the_last_four_keys_that_are_real():
 
 
 def test_a_tempered_gate_is_a_root_of_the_plain_one():
-    """GLA's: a temperature of 16 and no bias at the start remember the 16th root of one half of each token."""
+    """GLA's: a temperature of 16 and no bias at the start remember the 16th root of one half of each
+    token."""
     heads, x = Heads(8, 6, 2, 8, 1.0), torch.randn(2, 5, 8, dtype=torch.float64)
     inputs = Inputs(x, x.new_zeros(2, 5, 6, 8), x.new_zeros(2, 5, 2, 8), x.new_zeros(2, 5, 2, 8))
     for form in ({"gate": "sigmoid"}, {"gate": "low_rank", "gates": "channel"}):
         found = []
         for temperature in (1.0, 16.0):
             torch.manual_seed(0)
-            layer = load("lizard")(heads, options("lizard", {"gate_bias": 0.0, "gate_temperature": temperature} | form)).double()
+            layer = load("lizard")(
+                heads, options("lizard", {"gate_bias": 0.0, "gate_temperature": temperature} | form)
+            ).double()
             assert (layer._log_gate(inputs).exp() == 0.5 ** (1 / temperature)).all()
             torch.nn.init.normal_(layer.gate.weight)
             found.append(layer._log_gate(inputs))
@@ -630,7 +760,10 @@ def test_a_tempered_gate_is_a_root_of_the_plain_one():
 
 
 def test_a_linear_part_with_rope_is_the_plain_one_of_turned_keys_and_queries():
-    (method, inputs), given = one_layer(("lizard", {"window": 0, "meta": 0, "linear_rope": True})), {"window": 0, "meta": 0}
+    (method, inputs), given = (
+        one_layer(("lizard", {"window": 0, "meta": 0, "linear_rope": True})),
+        {"window": 0, "meta": 0},
+    )
     plain, turned = load("lizard")(HEADS, options("lizard", given)).double(), inputs.rotated()
     plain.load_state_dict(method.state_dict())
     close(method(inputs)[0], plain(inputs._replace(q=turned[0], k=turned[1]))[0])
@@ -640,14 +773,17 @@ def test_a_linear_part_with_rope_is_the_plain_one_of_turned_keys_and_queries():
 @pytest.mark.parametrize("case", CASES, ids=name)
 def test_an_adapter_on_any_linear_layer_trains_and_merges_into_the_same_model(case):
     model, ids = linearize(teacher(dtype=torch.float64), case[0], **case[1]), tokens(37)
-    linear = {n for n, layer in model.named_modules() if isinstance(layer, torch.nn.Linear) and n != "lm_head"}
+    linear = {
+        n for n, layer in model.named_modules() if isinstance(layer, torch.nn.Linear) and n != "lm_head"
+    }
     adapted = get_peft_model(model, LoraConfig(r=2, target_modules=sorted(linear), init_lora_weights=False))
     torch.manual_seed(2)
     with torch.no_grad():
         for n, p in adapted.named_parameters():
             if "lora_" in n:
                 p.normal_(std=0.2)
-            elif "narrow" in n or "method.gate" in n:  # W_2 is 0 at the start, which stops the gradient of W_1
+            # W_2 is 0 at the start, which stops the gradient of W_1
+            elif "narrow" in n or "method.gate" in n:
                 p.add_(0.3 * torch.randn_like(p))
     out = adapted(ids, labels=ids, use_cache=False)
     out.loss.backward()

@@ -1,4 +1,5 @@
-"""Long sequences: the size and the accuracy of a state stay the same over tens of thousands of steps, and prompts need no T x T matrix."""
+"""Long sequences: the size and the accuracy of a state stay the same over tens of thousands of steps, and
+prompts need no T x T matrix."""
 
 import copy
 import json
@@ -32,13 +33,16 @@ def leaves(state):
 
 
 def piece(inputs, cut=slice(None), dtype=torch.float32):
-    return inputs._replace(**{f: None if (x := getattr(inputs, f)) is None else x[:, cut].to(dtype) for f in inputs._fields})
+    return inputs._replace(
+        **{f: None if (x := getattr(inputs, f)) is None else x[:, cut].to(dtype) for f in inputs._fields}
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", LONG, ids=name)
 def test_state_and_normaliser_do_not_drift_over_20_000_steps(case):
-    """Float32, one token at a time, against the parallel form in float64 of the same weights and inputs. Measured: below 3e-6."""
+    """Float32, one token at a time, against the parallel form in float64 of the same weights and inputs.
+    Measured: below 3e-6."""
     method, inputs = one_layer(case, STEPS)
     method = method.float().requires_grad_(False)
     state, sizes = None, set()
@@ -66,7 +70,8 @@ class Largest(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
         for x in out if isinstance(out, tuple | list) else (out,):
-            if isinstance(x, torch.Tensor) and x.untyped_storage().nbytes() >= x.numel() * x.element_size():  # an expanded view holds less
+            # an expanded view holds less
+            if isinstance(x, torch.Tensor) and x.untyped_storage().nbytes() >= x.numel() * x.element_size():
                 self.elements = max(self.elements, x.numel())
         return out
 
@@ -90,7 +95,11 @@ def test_the_measurement_of_long_decoding_sees_what_grows(run, capsys):
     assert [r["tokens"] for r in rows] == [1] + [math.ceil(1024 * i / 10) for i in range(1, 11)]
     model, _ = decoding.build(run)
     per_token = 2 * 2 * 2 * 32 * 4  # layers, k and v, key heads, head dimension, bytes
-    expected = [model.state_bytes()] * 11 if run == "Lizard" else [per_token * (decoding.PROMPT + r["tokens"] - 1) for r in rows]
+    expected = (
+        [model.state_bytes()] * 11
+        if run == "Lizard"
+        else [per_token * (decoding.PROMPT + r["tokens"] - 1) for r in rows]
+    )
     assert [r["state_bytes"] for r in rows] == expected
     assert all(r["ms_per_token"] > 0 for r in rows[1:])
 
@@ -105,13 +114,20 @@ def test_early_and_late_tokens_are_timed_in_turns(run, capsys):
 
 
 def test_what_a_measurement_reached_is_held_against_its_targets(tmp_path):
-    decode = [{"phase": "decode", "run": "T2R", "tokens": 1 + 100 * i, "process_mib": 100.0 + i} for i in range(11)]
+    decode = [
+        {"phase": "decode", "run": "T2R", "tokens": 1 + 100 * i, "process_mib": 100.0 + i} for i in range(11)
+    ]
     prefill = [{"phase": "prefill", "run": "T2R", "tokens": 50, "seconds": s} for s in (1.0, 2.2)]
     turns = [{"phase": "turns", "run": "T2R", "tokens": 50, "ms_per_token": ms} for ms in (2.0, 2.1)]
     rows = [dict.fromkeys(decoding.COLUMNS) | row for row in decode + prefill + turns]
-    assert decoding.figures_of(rows) == {"T2R": dict(zip(decoding.TARGETS, (2.1 / 2.0, pytest.approx(0.10), 2.2), strict=True))}
+    assert decoding.figures_of(rows) == {
+        "T2R": dict(zip(decoding.TARGETS, (2.1 / 2.0, pytest.approx(0.10), 2.2), strict=True))
+    }
     Campaign(tmp_path / "decoding.csv", decoding.COLUMNS).replace(rows)
-    earlier = {name: decoding.earlier(Campaign(tmp_path / f"{name}.csv", decoding.COLUMNS)) for name in ("decoding", "none")}
+    earlier = {
+        name: decoding.earlier(Campaign(tmp_path / f"{name}.csv", decoding.COLUMNS))
+        for name in ("decoding", "none")
+    }
     assert earlier == {"decoding": rows, "none": []}
 
 
@@ -121,19 +137,34 @@ def test_a_call_that_measures_nothing_leaves_rows_and_provenance_as_they_are(tmp
     def phase(name, run, length):
         measured.append((name, run))
         tenths = [{"tokens": length * i // 10, "process_mib": 100.0} for i in range(11)]
-        parts = {"decode": tenths, "prefill": [{"tokens": length // 2, "seconds": 1.0}, {"tokens": length, "seconds": 2.0}],
-                 "turns": [{"tokens": length // 5, "ms_per_token": 2.0}, {"tokens": length, "ms_per_token": 2.0}]}  # fmt: skip
-        return [dict.fromkeys(decoding.COLUMNS) | row | {"phase": name, "run": run, "state_bytes": 6696960} for row in parts[name]]
+        parts = {
+            "decode": tenths,
+            "prefill": [{"tokens": length // 2, "seconds": 1.0}, {"tokens": length, "seconds": 2.0}],
+            "turns": [{"tokens": length // 5, "ms_per_token": 2.0}, {"tokens": length, "ms_per_token": 2.0}],
+        }
+        return [
+            dict.fromkeys(decoding.COLUMNS) | row | {"phase": name, "run": run, "state_bytes": 6696960}
+            for row in parts[name]
+        ]
 
     monkeypatch.setattr(decoding, "run_phase", phase)
     decoding.main(tmp_path, 1024, 1)
     files = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     count = len(measured)
     decoding.main(tmp_path, 1024, 1)
-    assert len(measured) == count == 3 * len(decoding.RUNS) and {path.name: path.read_bytes() for path in tmp_path.iterdir()} == files
-    rows = [row for row in decoding.earlier(Campaign(tmp_path / "decoding.csv", decoding.COLUMNS)) if row["run"] != "T2R"]
+    assert (
+        len(measured) == count == 3 * len(decoding.RUNS)
+        and {path.name: path.read_bytes() for path in tmp_path.iterdir()} == files
+    )
+    rows = [
+        row
+        for row in decoding.earlier(Campaign(tmp_path / "decoding.csv", decoding.COLUMNS))
+        if row["run"] != "T2R"
+    ]
     Campaign(tmp_path / "decoding.csv", decoding.COLUMNS).replace(rows)
     monkeypatch.setattr(decoding, "run_phase", lambda *_: (_ for _ in ()).throw(UserError("killed")))
     with pytest.raises(UserError, match="killed"):
         decoding.main(tmp_path, 1024, 1)
-    assert decoding.earlier(Campaign(tmp_path / "decoding.csv", decoding.COLUMNS)) == rows, "runs that were measured before are kept"
+    assert decoding.earlier(Campaign(tmp_path / "decoding.csv", decoding.COLUMNS)) == rows, (
+        "runs that were measured before are kept"
+    )

@@ -1,4 +1,5 @@
-"""A model and a text of one's own: the page's commands on small models with Llama-3.2's and Qwen3's configuration, and what is refused."""
+"""A model and a text of one's own: the page's commands on small models with Llama-3.2's and Qwen3's
+configuration, and what is refused."""
 
 import json
 import re
@@ -37,14 +38,36 @@ from relinear.plan.strict import WORKFLOW
 from relinear.tracking import live as tracking
 
 PAGE = (ROOT / "docs/own.md").read_text()
-LLAMA3 = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-          "original_max_position_embeddings": 8192}  # fmt: skip
-SMALL = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
-         "tie_word_embeddings": True, "initializer_range": 0.1}  # fmt: skip
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 32.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+SMALL = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "tie_word_embeddings": True,
+    "initializer_range": 0.1,
+}
 # As config.json of Llama-3.2-1B and of Qwen3-0.6B have it, but for the sizes.
 CONFIGS = {
-    "llama": (LlamaForCausalLM, LlamaConfig, {"max_position_embeddings": 131072, "rope_parameters": LLAMA3, "rms_norm_eps": 1e-5}),
-    "qwen3": (Qwen3ForCausalLM, Qwen3Config, {"max_position_embeddings": 40960, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}),
+    "llama": (
+        LlamaForCausalLM,
+        LlamaConfig,
+        {"max_position_embeddings": 131072, "rope_parameters": LLAMA3, "rms_norm_eps": 1e-5},
+    ),
+    "qwen3": (
+        Qwen3ForCausalLM,
+        Qwen3Config,
+        {"max_position_embeddings": 40960, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
+    ),
     "phi3": (Phi3ForCausalLM, Phi3Config, {"max_position_embeddings": 4096}),
 }
 
@@ -93,7 +116,11 @@ def here(mine, tmp_path, monkeypatch) -> Path:
 
 def blocks(language: str) -> list[str]:
     """The page's blocks of a language."""
-    return [text for name, text in re.findall(r"^```(\w*)\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE) if name == language]
+    return [
+        text
+        for name, text in re.findall(r"^```(\w*)\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+        if name == language
+    ]
 
 
 ALONE = """
@@ -114,21 +141,40 @@ def test_the_commands_of_the_page_as_they_stand_there(here, kind):
     commands = "".join(blocks("")).splitlines()
     assert commands[0] == "make setup && source .venv/bin/activate" and len(commands) == 3
     for command in commands[1:]:
-        done = subprocess.run(f"{sys.executable} -m relinear.cli {command.removeprefix('relinear ')}", shell=True, capture_output=True, text=True,
-                              env={**environment(), "PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'kernels'}", "OMP_NUM_THREADS": "1"})  # fmt: skip
+        done = subprocess.run(
+            f"{sys.executable} -m relinear.cli {command.removeprefix('relinear ')}",
+            shell=True,
+            capture_output=True,
+            text=True,
+            env={**environment(), "PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'kernels'}", "OMP_NUM_THREADS": "1"},
+        )
         assert done.returncode == 0, done.stderr[-3000:]
         if "linearize" in command:
             table = done.stdout
-    values = {words: float(value.replace(",", "")) for words, value in re.findall(r"^\| ([a-z ,]+?) +\| ([\d.,]+)", table, re.MULTILINE)}
+    values = {
+        words: float(value.replace(",", ""))
+        for words, value in re.findall(r"^\| ([a-z ,]+?) +\| ([\d.,]+)", table, re.MULTILINE)
+    }
     assert list(values) == ["the teacher", "linearized, not trained", "after the transfer", "at its end"]
     assert values["at its end"] < values["linearized, not trained"]
     [python] = blocks("python")
     alone = {**environment(), "PYTHONPATH": "", "HF_MODULES_CACHE": str(here / "modules")}
-    done = subprocess.run([sys.executable, "-c", f"{ALONE}\n{python}\nprint(type(model).__name__)"], capture_output=True, text=True, env=alone)
+    done = subprocess.run(
+        [sys.executable, "-c", f"{ALONE}\n{python}\nprint(type(model).__name__)"],
+        capture_output=True,
+        text=True,
+        env=alone,
+    )
     assert done.returncode == 0 and done.stdout.startswith("Relinear"), done.stderr[-3000:]
-    weights, before = (load_file(here / folder / "model.safetensors") for folder in ("my-lolcats", "my-model"))
-    assert not torch.equal(weights["model.layers.0.self_attn.q_proj.weight"], before["model.layers.0.self_attn.q_proj.weight"]), "LoRA is in it"
-    assert torch.equal(weights["model.layers.0.mlp.up_proj.weight"], before["model.layers.0.mlp.up_proj.weight"]), "all else is as it was"
+    weights, before = (
+        load_file(here / folder / "model.safetensors") for folder in ("my-lolcats", "my-model")
+    )
+    assert not torch.equal(
+        weights["model.layers.0.self_attn.q_proj.weight"], before["model.layers.0.self_attn.q_proj.weight"]
+    ), "LoRA is in it"
+    assert torch.equal(
+        weights["model.layers.0.mlp.up_proj.weight"], before["model.layers.0.mlp.up_proj.weight"]
+    ), "all else is as it was"
 
 
 def test_an_interrupted_command_goes_on_and_repeats_nothing(here, monkeypatch):
@@ -155,7 +201,11 @@ def test_an_interrupted_command_goes_on_and_repeats_nothing(here, monkeypatch):
     own.run("llama", "my-text.jsonl", "lizard", here / "out", run_node=run_node, amounts=amounts)
     assert len(ran) == len(first) + 3, "nothing is left to do"
     card = (here / "out/README.md").read_text()
-    assert "- llama: brought by who made this folder" in card and "- my-text: brought" in card and "license:" not in card
+    assert (
+        "- llama: brought by who made this folder" in card
+        and "- my-text: brought" in card
+        and "license:" not in card
+    )
 
 
 def test_a_change_of_the_text_or_of_an_amount_is_another_result(here):
@@ -174,15 +224,34 @@ def test_a_change_of_the_text_or_of_an_amount_is_another_result(here):
 
 def test_recipes_are_the_papers(here):
     runs = Plan().runs
-    for method, run in {"lolcats": "lolcats_window", "lizard": "lizard", "supra": "supra", "t2r": "t2r", "hedgehog": "hedgehog"}.items():
-        plan = own.planned("llama", "my-text.jsonl", method, here / "out", amounts=own.Amounts(tokens=1024, seq_len=128, accumulate=2))[1]
+    for method, run in {
+        "lolcats": "lolcats_window",
+        "lizard": "lizard",
+        "supra": "supra",
+        "t2r": "t2r",
+        "hedgehog": "hedgehog",
+    }.items():
+        plan = own.planned(
+            "llama",
+            "my-text.jsonl",
+            method,
+            here / "out",
+            amounts=own.Amounts(tokens=1024, seq_len=128, accumulate=2),
+        )[1]
         mine = plan.runs[method]
         amounts = {"dose", "epochs", "seq_len", "batch_size", "accumulate"}  # these are of one's own training
-        steps = [{stage: {k: v for k, v in given.items() if k not in amounts} for stage, given in step.items()} for step in runs[run].steps]
+        steps = [
+            {stage: {k: v for k, v in given.items() if k not in amounts} for stage, given in step.items()}
+            for step in runs[run].steps
+        ]
         assert (mine.method, mine.options, list(mine.steps)) == (runs[run].method, runs[run].options, steps)
-        lengths = [plan.settings(plan.node(stage, method))["budget"]["seq_len"] for step in steps for stage in step]
+        lengths = [
+            plan.settings(plan.node(stage, method))["budget"]["seq_len"] for step in steps for stage in step
+        ]
         assert set(lengths) == {128}, "the length that was asked for, also where the paper has one"
-        assert plan.text("alpaca", "llama").name == "my-text@llama" and plan.data["my-text"].options["sources"] == ["my-text"]
+        assert plan.text("alpaca", "llama").name == "my-text@llama" and plan.data["my-text"].options[
+            "sources"
+        ] == ["my-text"]
 
 
 def test_the_weights_keep_their_dtype(mine, tmp_path, monkeypatch):
@@ -190,7 +259,13 @@ def test_the_weights_keep_their_dtype(mine, tmp_path, monkeypatch):
     for dtype in (torch.float32, torch.bfloat16):
         name = str(dtype).removeprefix("torch.")
         save_model("llama", tmp_path / name, dtype)
-        plan = own.planned(name, str(mine / "my-text.jsonl"), "t2r", tmp_path / "out", amounts=own.Amounts(tokens=1024, seq_len=128))[1]
+        plan = own.planned(
+            name,
+            str(mine / "my-text.jsonl"),
+            "t2r",
+            tmp_path / "out",
+            amounts=own.Amounts(tokens=1024, seq_len=128),
+        )[1]
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(tracking, "Tracker", Mirror)
             made(plan, f"model {name}")
@@ -201,27 +276,75 @@ def test_the_weights_keep_their_dtype(mine, tmp_path, monkeypatch):
 # --- what is refused, before any work ---
 
 REFUSED = {
-    "no column": (["llama", "--data", "no-column.jsonl"], ["no-column.jsonl, row 0: got the columns body", "a column 'text'", "`column`"]),
-    "another column": (["llama", "--data", "my-text.jsonl", "--column", "body"], ["got the columns text", "a column 'body'"]),
-    "a column of plain text": (["llama", "--data", "short.txt", "--column", "body"], ["'plain', which has no columns"]),
+    "no column": (
+        ["llama", "--data", "no-column.jsonl"],
+        ["no-column.jsonl, row 0: got the columns body", "a column 'text'", "`column`"],
+    ),
+    "another column": (
+        ["llama", "--data", "my-text.jsonl", "--column", "body"],
+        ["got the columns text", "a column 'body'"],
+    ),
+    "a column of plain text": (
+        ["llama", "--data", "short.txt", "--column", "body"],
+        ["'plain', which has no columns"],
+    ),
     "no end of text": (["endless", "--data", "my-text.jsonl"], ["no end of text", "tokenizer.eos_token"]),
-    "no family": (["phi3", "--data", "my-text.jsonl"], ["no family covers Phi3ForCausalLM", "LlamaForCausalLM"]),
-    "too short": (["llama", "--data", "short.txt", "--seq-len", "128"], ["0 training tokens", "one step takes 1,024", "more text"]),
-    "too few tokens": (["llama", "--data", "my-text.jsonl", "--tokens", "9999999"], ["9,999,999 asked for", "has 48,645 to train on"]),
-    "too few held out": (["llama", "--data", "my-text.jsonl", "--heldout-tokens", "200", "--seq-len", "128"], ["two sequences of 128"]),
-    "beyond the positions": (["qwen3", "--data", "my-text.jsonl", "--seq-len", "50000"], ["at most the model's 40960 positions; got 50000"]),
+    "no family": (
+        ["phi3", "--data", "my-text.jsonl"],
+        ["no family covers Phi3ForCausalLM", "LlamaForCausalLM"],
+    ),
+    "too short": (
+        ["llama", "--data", "short.txt", "--seq-len", "128"],
+        ["0 training tokens", "one step takes 1,024", "more text"],
+    ),
+    "too few tokens": (
+        ["llama", "--data", "my-text.jsonl", "--tokens", "9999999"],
+        ["9,999,999 asked for", "has 48,645 to train on"],
+    ),
+    "too few held out": (
+        ["llama", "--data", "my-text.jsonl", "--heldout-tokens", "200", "--seq-len", "128"],
+        ["two sequences of 128"],
+    ),
+    "beyond the positions": (
+        ["qwen3", "--data", "my-text.jsonl", "--seq-len", "50000"],
+        ["at most the model's 40960 positions; got 50000"],
+    ),
     "no text": (["llama", "--data", "paper.pdf"], ["ends in .pdf", ".jsonl, .json, .parquet, .txt, .md"]),
     "no file": (["llama", "--data", "nothing.jsonl"], ["no file or folder at nothing.jsonl", "owner/name"]),
-    "no model": (["nothing", "--data", "my-text.jsonl"], ["no file or folder at nothing", "config.json and safetensors"]),
-    "no weights": (["unweighted", "--data", "my-text.jsonl"], ["unweighted has no weights: neither model.safetensors nor"]),
+    "no model": (
+        ["nothing", "--data", "my-text.jsonl"],
+        ["no file or folder at nothing", "config.json and safetensors"],
+    ),
+    "no weights": (
+        ["unweighted", "--data", "my-text.jsonl"],
+        ["unweighted has no weights: neither model.safetensors nor"],
+    ),
     "a folder without a model": ([".", "--data", "my-text.jsonl"], ["no config.json is in it"]),
-    "an unknown method": (["llama", "--data", "my-text.jsonl", "--method", "lolcat"], ["'lolcat'", "hedgehog, lizard, lolcats, supra, t2r"]),
-    "no linear method": (["llama", "--data", "my-text.jsonl", "--method", "teacher_lora"], ["'teacher_lora' has softmax attention"]),
-    "a run after another": (["llama", "--data", "my-text.jsonl", "--method", "lizard_r4"], ["'lizard_r4' begins where another run ends"]),
-    "an encoder's run": (["llama", "--data", "my-text.jsonl", "--method", "hedgehog_cola"], ["'hedgehog_cola' is of an encoder"]),
-    "another's folder": (["llama", "--data", "my-text.jsonl", "--out", "taken"], ["taken holds what `relinear export` did not write"]),
-    "no hub": (["them/theirs", "--data", "my-text.jsonl"], ["them/theirs is no file or folder here", "OfflineModeIsEnabled"]),
-}  # fmt: skip
+    "an unknown method": (
+        ["llama", "--data", "my-text.jsonl", "--method", "lolcat"],
+        ["'lolcat'", "hedgehog, lizard, lolcats, supra, t2r"],
+    ),
+    "no linear method": (
+        ["llama", "--data", "my-text.jsonl", "--method", "teacher_lora"],
+        ["'teacher_lora' has softmax attention"],
+    ),
+    "a run after another": (
+        ["llama", "--data", "my-text.jsonl", "--method", "lizard_r4"],
+        ["'lizard_r4' begins where another run ends"],
+    ),
+    "an encoder's run": (
+        ["llama", "--data", "my-text.jsonl", "--method", "hedgehog_cola"],
+        ["'hedgehog_cola' is of an encoder"],
+    ),
+    "another's folder": (
+        ["llama", "--data", "my-text.jsonl", "--out", "taken"],
+        ["taken holds what `relinear export` did not write"],
+    ),
+    "no hub": (
+        ["them/theirs", "--data", "my-text.jsonl"],
+        ["them/theirs is no file or folder here", "OfflineModeIsEnabled"],
+    ),
+}
 
 
 @pytest.mark.parametrize("case", REFUSED)
@@ -230,7 +353,12 @@ def test_what_cannot_work_is_one_line_before_any_work(here, monkeypatch, case):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     (here / "taken").mkdir()
     (here / "taken/notes.txt").write_text("mine")
-    usual = [word for name, value in {"--method": "lolcats", "--out": "out"}.items() if name not in args for word in (name, value)]
+    usual = [
+        word
+        for name, value in {"--method": "lolcats", "--out": "out"}.items()
+        if name not in args
+        for word in (name, value)
+    ]
     code, stderr = relinear(monkeypatch, "linearize", *args, *usual)
     assert code == 1 and stderr.splitlines()[-1].startswith("error: "), stderr[-2000:]
     assert all(part in stderr.splitlines()[-1] for part in named), stderr.splitlines()[-1]
@@ -241,10 +369,16 @@ def test_a_model_without_the_projections_of_a_recipe_is_refused(here, monkeypatc
     from transformers import GPT2Config, GPT2LMHeadModel
 
     tokenizer = byte_tokenizer()
-    GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), n_embd=32, n_layer=1, n_head=2, n_positions=256)).save_pretrained(here / "gpt2")
+    GPT2LMHeadModel(
+        GPT2Config(vocab_size=len(tokenizer), n_embd=32, n_layer=1, n_head=2, n_positions=256)
+    ).save_pretrained(here / "gpt2")
     tokenizer.save_pretrained(here / "gpt2")
-    code, stderr = relinear(monkeypatch, "linearize", "gpt2", "--data", "my-text.jsonl", "--method", "lizard", "--out", "out")
-    assert code == 1 and "lizard: lora_targets: the model has no projection 'q_proj'" in stderr, stderr[-2000:]
+    code, stderr = relinear(
+        monkeypatch, "linearize", "gpt2", "--data", "my-text.jsonl", "--method", "lizard", "--out", "out"
+    )
+    assert code == 1 and "lizard: lora_targets: the model has no projection 'q_proj'" in stderr, stderr[
+        -2000:
+    ]
 
 
 # --- texts ---
@@ -282,7 +416,11 @@ def test_plain_text_is_cut_at_blank_lines(tmp_path):
     paragraphs = [f"{n} " + "word " * 150 for n in range(40)]
     (tmp_path / "a.txt").write_text("\n\n".join(paragraphs))
     found = [document.text for document in documents("a", tmp_path / "a.txt")]
-    assert len(found) == 14 and min(map(len, found[:-1])) >= 2000 and "\n\n".join(found) == "\n\n".join(paragraphs)
+    assert (
+        len(found) == 14
+        and min(map(len, found[:-1])) >= 2000
+        and "\n\n".join(found) == "\n\n".join(paragraphs)
+    )
 
 
 # --- the hub ---
@@ -291,15 +429,26 @@ def test_plain_text_is_cut_at_blank_lines(tmp_path):
 def test_of_the_hub_the_commit_and_the_files_that_are_read(monkeypatch):
     class Api:
         def repo_info(self, repo_id, repo_type, files_metadata, timeout):
-            names = {"model": ["config.json", "model.safetensors", "original/model.pth", "tokenizer.json", "pytorch_model.bin", "README.md"],
-                     "dataset": ["data/train-0.parquet", "data/test-0.parquet", "README.md", "x.json"]}[repo_type]  # fmt: skip
+            names = {
+                "model": [
+                    "config.json",
+                    "model.safetensors",
+                    "original/model.pth",
+                    "tokenizer.json",
+                    "pytorch_model.bin",
+                    "README.md",
+                ],
+                "dataset": ["data/train-0.parquet", "data/test-0.parquet", "README.md", "x.json"],
+            }[repo_type]
             files = [type("File", (), {"rfilename": name, "size": 7}) for name in names]
             return type("Info", (), {"sha": "c" * 40, "siblings": files, "card_data": {"license": "mit"}})
 
     monkeypatch.setattr(huggingface_hub, "HfApi", Api)
     model, data = own.found("them/Theirs-1B", "model", {}), own.found("them/news", "dataset", {"news": None})
     assert (model.package, model.version, model.name) == ("them/Theirs-1B", "c" * 40, "Theirs-1B")
-    assert model.members == ("config.json", "model.safetensors", "tokenizer.json") and model.download_bytes == 21
+    assert (
+        model.members == ("config.json", "model.safetensors", "tokenizer.json") and model.download_bytes == 21
+    )
     assert data.members == ("data/train-0.parquet",) and data.name == "news_own"
 
 
@@ -311,9 +460,14 @@ def test_the_entries_of_the_page_are_trained_on_by_the_suite_s_own_stages(mine, 
     workflow = Path(shutil.copytree(WORKFLOW, tmp_path / "clone/workflow"))
     for path, entries in re.findall(r"^# workflow/(\S+)\n((?:[^#\n].*\n)+)", block, re.MULTILINE):
         with (workflow / path).open("a") as file:
-            file.write("\n" + entries.replace("/models/my-model", str(mine / "llama")).replace("/data/", f"{mine}/"))
+            file.write(
+                "\n" + entries.replace("/models/my-model", str(mine / "llama")).replace("/data/", f"{mine}/")
+            )
     with (workflow / "papers/comparison/runs.yaml").open("a") as file:
-        file.write("\nmine: {model: llama-3-8b, method: hedgehog, steps: [{distill: {data: my-text, loss: mse, lr: 1.0e-2}}]}\n")
+        file.write(
+            "\nmine: {model: llama-3-8b, method: hedgehog, steps: [{distill: {data: my-text, loss: mse, lr:"
+            " 1.0e-2}}]}\n"
+        )
     plan = Plan(scale="smoke", results=tmp_path / "results", workflow=workflow, teacher="my-model")
     plan.check()
     name = plan.name("mine")
@@ -321,7 +475,9 @@ def test_the_entries_of_the_page_are_trained_on_by_the_suite_s_own_stages(mine, 
     monkeypatch.setattr(tracking, "Tracker", Mirror)
     made(plan, f"distill {name}")
     record = json.loads((plan.root / "text/my-text@my-model/run.json").read_text())
-    assert record["datasets"] == [{"name": "my-text", "sha256": plan.catalogue["my-text"].sha256, "role": "input"}]
+    assert record["datasets"] == [
+        {"name": "my-text", "sha256": plan.catalogue["my-text"].sha256, "role": "input"}
+    ]
     teacher = AutoModelForCausalLM.from_pretrained(plan.root / "models/my-model")
     assert teacher.dtype == torch.float32 and teacher.config.rope_parameters["rope_type"] == "llama3"
 

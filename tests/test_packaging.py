@@ -29,15 +29,17 @@ PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 EXTRAS = PYPROJECT["project"]["optional-dependencies"]
 CORE = PYPROJECT["project"]["dependencies"]
 DIRECT = [*CORE, *EXTRAS["suite"], *EXTRAS["cluster"], *EXTRAS["corpus"], *EXTRAS["dev"]]
-UNIMPORTED = {"accelerate", "snakemake"}  # snakemake is called; of the others pyproject.toml says why they are there
+# snakemake is called; of the others pyproject.toml says why they are there
+UNIMPORTED = {"accelerate", "snakemake"}
 OPTIONAL = {"fla"}  # the kernels' benchmark measures itself against it where it is installed
 
 # Complaints of `snakemake --lint` that are accepted, with the reasons:
 LINT_EXCEPTIONS = {
-    # The whole DAG runs in the one environment that requirements.lock pins; one per rule would be sixteen copies of torch.
+    # The whole DAG runs in the one environment that requirements.lock pins; one per rule would be sixteen
+    # copies of torch.
     "Specify a conda environment or container for each rule.",
-    # The command's beginning holds the paths of this clone and of its Python, which must not be `params`: a clone that is moved would
-    # retrain everything. The settings that a step depends on are in its `key`.
+    # The command's beginning holds the paths of this clone and of its Python, which must not be `params`: a
+    # clone that is moved would retrain everything. The settings that a step depends on are in its `key`.
     "Shell command directly uses variable PYTHON from outside of the rule",
     "Shell command directly uses variable RELINEAR from outside of the rule",
     "Shell command directly uses variable OPTIONS from outside of the rule",
@@ -62,7 +64,9 @@ def parsed(lines) -> dict[str, Requirement]:
 
 
 def locked() -> dict[str, Requirement]:
-    return parsed(line for line in (ROOT / "requirements.lock").read_text().splitlines() if not line.startswith("#"))
+    return parsed(
+        line for line in (ROOT / "requirements.lock").read_text().splitlines() if not line.startswith("#")
+    )
 
 
 def environment() -> tuple[list[str], list[str]]:
@@ -74,17 +78,29 @@ def environment() -> tuple[list[str], list[str]]:
 @pytest.mark.parametrize("line", DIRECT + PYPROJECT["build-system"]["requires"])
 def test_the_lock_has_the_one_pin_of_each_range(line):
     want = Requirement(line)
-    assert ">=" in {bound.operator for bound in want.specifier} <= {">=", "<"}, "pins stand in requirements.lock alone"
+    assert ">=" in {bound.operator for bound in want.specifier} <= {">=", "<"}, (
+        "pins stand in requirements.lock alone"
+    )
     got = locked()[canonicalize_name(want.name)]
     [pin] = got.specifier
-    assert pin.operator == "==" and want.specifier.contains(pin.version), f"`make lock`: {got} is locked, {want} is wanted"
-    for platform in ({"sys_platform": "linux", "platform_machine": "x86_64"}, {"sys_platform": "darwin", "platform_machine": "arm64"}):
-        assert got.marker is None or want.marker is None or got.marker.evaluate(platform) == want.marker.evaluate(platform)
+    assert pin.operator == "==" and want.specifier.contains(pin.version), (
+        f"`make lock`: {got} is locked, {want} is wanted"
+    )
+    for platform in (
+        {"sys_platform": "linux", "platform_machine": "x86_64"},
+        {"sys_platform": "darwin", "platform_machine": "arm64"},
+    ):
+        assert (
+            got.marker is None
+            or want.marker is None
+            or got.marker.evaluate(platform) == want.marker.evaluate(platform)
+        )
 
 
 @pytest.mark.parametrize("minor", ["3.11", "3.12", "3.13"])
 def test_the_lock_pins_what_is_installed_with_it(minor):
-    """Each requirement of each locked package is itself locked, to a version that satisfies it; torch's CUDA build excepted."""
+    """Each requirement of each locked package is itself locked, to a version that satisfies it; torch's CUDA
+    build excepted."""
     lock, platform = locked(), {"python_version": minor, "python_full_version": f"{minor}.0", "extra": ""}
     unmet = []
     for name in lock:
@@ -93,17 +109,23 @@ def test_the_lock_pins_what_is_installed_with_it(minor):
         except PackageNotFoundError:  # another platform's
             continue
         for need in map(Requirement, needs):
-            if need.name.startswith(("cuda", "nvidia")) or (need.marker and not need.marker.evaluate(platform)):
+            if need.name.startswith(("cuda", "nvidia")) or (
+                need.marker and not need.marker.evaluate(platform)
+            ):
                 continue
             pin = lock.get(canonicalize_name(need.name))
-            if pin is None or not need.specifier.contains(next(iter(pin.specifier)).version, prereleases=True):
+            if pin is None or not need.specifier.contains(
+                next(iter(pin.specifier)).version, prereleases=True
+            ):
                 unmet.append(f"{name} needs {need}; locked: {pin}")
     assert not unmet
 
 
 def test_the_lock_brings_no_cuda_and_names_no_host():
     text = (ROOT / "requirements.lock").read_text()
-    assert not [name for name in locked() if name.startswith(("cuda", "nvidia"))], "torch's CUDA build pins these; its CPU build needs none"
+    assert not [name for name in locked() if name.startswith(("cuda", "nvidia"))], (
+        "torch's CUDA build pins these; its CPU build needs none"
+    )
     assert "://" not in text and "--" not in text.replace("# ", "")
 
 
@@ -117,7 +139,11 @@ def test_what_made_the_committed_results_is_in_the_ranges():
     made = [record["versions"] for record in committed()]
     ranges = {**parsed(DIRECT)}
     for versions in {tuple(sorted(versions.items())) for versions in made}:
-        outside = [(name, v) for name, v in versions if (r := ranges.get(canonicalize_name(name))) and not r.specifier.contains(v)]
+        outside = [
+            (name, v)
+            for name, v in versions
+            if (r := ranges.get(canonicalize_name(name))) and not r.specifier.contains(v)
+        ]
         assert not outside
 
 
@@ -126,7 +152,9 @@ def test_the_lock_of_every_committed_campaign_is_committed():
     assert len(named) >= 2
     for lock, commit in named.items():
         path = ROOT / f"results/reference/locks/{lock[:12]}.lock"
-        assert path.is_file() and sha256(path) == lock, f"git show {commit}:requirements.lock > {path.relative_to(ROOT)}"
+        assert path.is_file() and sha256(path) == lock, (
+            f"git show {commit}:requirements.lock > {path.relative_to(ROOT)}"
+        )
 
 
 def test_conda_installs_the_lock():
@@ -147,12 +175,19 @@ def test_what_is_imported_is_named_and_what_is_named_is_imported():
     distributions = packages_distributions()
     named = set(parsed(DIRECT))
     foreign = modules - own - OPTIONAL - sys.stdlib_module_names
-    imported = {module: {canonicalize_name(name) for name in distributions.get(module, ())} for module in foreign}
+    imported = {
+        module: {canonicalize_name(name) for name in distributions.get(module, ())} for module in foreign
+    }
     assert [module for module, names in imported.items() if not names & named] == [], "imported, not named"
-    assert set(parsed([*CORE, *EXTRAS["suite"]])) - set().union(*imported.values()) == UNIMPORTED, "named, not imported"
+    assert set(parsed([*CORE, *EXTRAS["suite"]])) - set().union(*imported.values()) == UNIMPORTED, (
+        "named, not imported"
+    )
     suite = set(parsed(EXTRAS["suite"]))
-    owners = [{canonicalize_name(name) for name in distributions[module]} for module in SUITE]  # mlflow is of two more
-    assert len(SUITE) == len(suite) and all(names & suite for names in owners), "what the command line says of modules"
+    # mlflow is of two more
+    owners = [{canonicalize_name(name) for name in distributions[module]} for module in SUITE]
+    assert len(SUITE) == len(suite) and all(names & suite for names in owners), (
+        "what the command line says of modules"
+    )
 
 
 def test_this_environment_is_the_locked_one():
@@ -160,7 +195,9 @@ def test_this_environment_is_the_locked_one():
     lock = locked()
     for name, requirement in parsed(DIRECT).items():
         if requirement.marker is None or requirement.marker.evaluate():
-            assert version(name) in lock[name].specifier, f"{lock[name]} is locked, {version(name)} is installed: `make setup`"
+            assert version(name) in lock[name].specifier, (
+                f"{lock[name]} is locked, {version(name)} is installed: `make setup`"
+            )
 
 
 @pytest.mark.parametrize("target", ["table2", "test", "lint", "docs", "ui", "setup", "lock", "clean"])
@@ -185,7 +222,11 @@ def make_setup(folder: Path, python: str) -> subprocess.CompletedProcess:
 
 def test_without_a_suitable_python_make_says_what_it_needs(tmp_path):
     done = make_setup(tmp_path, "no-such-python")
-    assert done.returncode and "found no Python 3.11, 3.12 or 3.13" in done.stderr and "no-such-python" in done.stderr
+    assert (
+        done.returncode
+        and "found no Python 3.11, 3.12 or 3.13" in done.stderr
+        and "no-such-python" in done.stderr
+    )
     assert not (tmp_path / ".venv").exists()
 
 
@@ -224,56 +265,90 @@ def test_snakemake_lint_finds_nothing_but_the_argued_exceptions():
 def test_snakemakes_report_has_what_a_run_drew_with_captions(fresh):
     """A figure of a benchmark's rows, which no training stands before."""
     (fresh / "results/reference/kernels").mkdir(parents=True, exist_ok=True)
-    (fresh / "results/reference/kernels/bench.csv").write_bytes((ROOT / "results/reference/kernels/bench.csv").read_bytes())
+    (fresh / "results/reference/kernels/bench.csv").write_bytes(
+        (ROOT / "results/reference/kernels/bench.csv").read_bytes()
+    )
     fresh.snakemake("lizard_figure6")
     fresh.snakemake("lizard_figure6", options=("--report", "report.zip"))
     with zipfile.ZipFile(fresh / "report.zip") as report:
-        assert {"report.html", "figure6.png", "figure6.claims.csv"} == {Path(name).name for name in report.namelist()}
+        assert {"report.html", "figure6.png", "figure6.claims.csv"} == {
+            Path(name).name for name in report.namelist()
+        }
         page = report.read("report/report.html").decode()
-    assert all(words in page for words in ("Lizard Figure 6", "relinear draw lizard figure6", "The provenance file"))
+    assert all(
+        words in page for words in ("Lizard Figure 6", "relinear draw lizard figure6", "The provenance file")
+    )
 
 
 def test_snakemake_lists_every_rule_with_what_it_makes():
     done = python("snakemake", "--list", "--nolock")
     assert done.returncode == 0, done.stderr
     listed = dict(re.findall(r"^(\w+)(?: \((.+)\))?$", done.stdout, re.MULTILINE))
-    written = {name for path in ROOT.glob("workflow/rules/*.smk") for name in re.findall(r"^rule (\w+):", path.read_text(), re.MULTILINE)}
+    written = {
+        name
+        for path in ROOT.glob("workflow/rules/*.smk")
+        for name in re.findall(r"^rule (\w+):", path.read_text(), re.MULTILINE)
+    }
     assert written | set(stages.available()) <= set(listed)
     assert [name for name in written if not listed[name]] == [], "rules without a docstring"
     assert all(listed[name] == stages.stage(name).help for name in stages.available() if name != "measure")
     artefacts = available(ROOT / "workflow" / "papers").values()
     for artefact in artefacts:
-        assert listed[artefact.name].startswith(f"{artefact.spec.label}: "), "the paper's own label leads to its rule"
+        assert listed[artefact.name].startswith(f"{artefact.spec.label}: "), (
+            "the paper's own label leads to its rule"
+        )
     assert {artefact.paper for artefact in artefacts} <= set(listed), "a paper is a target, too"
-    for label in ("LoLCATs Table 1", *(f"LoLCATs Figure {number}" for number in range(2, 7)), "Lizard Figure 5", "SUPRA Figure 1"):
+    for label in (
+        "LoLCATs Table 1",
+        *(f"LoLCATs Figure {number}" for number in range(2, 7)),
+        "Lizard Figure 5",
+        "SUPRA Figure 1",
+    ):
         assert [name for name, said in listed.items() if said.startswith(f"{label}:")], f"no rule for {label}"
 
 
 README = (ROOT / "README.md").read_text()
 INDEX = (ROOT / "workflow/papers/README.md").read_text()
 TEMPLATE = "snakemake <paper>_<stem>"
-TEXTS = "\n".join([README, *((ROOT / f"docs/{page}.md").read_text() for page in ("running", "models", "efficiency", "results"))])
+TEXTS = "\n".join(
+    [
+        README,
+        *((ROOT / f"docs/{page}.md").read_text() for page in ("running", "models", "efficiency", "results")),
+    ]
+)
 
 
 def test_the_readme_and_the_page_on_running_show_the_commands():
-    assert "make table2" in README and all(f"make {target}" in TEXTS for target in ("test", "setup", "docs", "ui", "help"))
+    assert "make table2" in README and all(
+        f"make {target}" in TEXTS for target in ("test", "setup", "docs", "ui", "help")
+    )
 
 
 def test_the_quickstart_is_five_lines_at_most_and_its_script_times_each(tmp_path):
     """The script reads them from the README: here from one whose commands are quick, or fail."""
     block = re.search(r"## Quickstart\n\n```\n(.*?)```\n\n## Get", README, re.DOTALL)[1].splitlines()
-    assert len(block) <= 5 and "make setup" in block[0] and block[-1].startswith("relinear generate results/reference/")
+    assert (
+        len(block) <= 5
+        and "make setup" in block[0]
+        and block[-1].startswith("relinear generate results/reference/")
+    )
     (tmp_path / ".ci").mkdir()
     (tmp_path / ".ci/quickstart").symlink_to(ROOT / ".ci/quickstart")
     for last, code in (("true # the end", 0), ("false", 1)):
-        (tmp_path / "README.md").write_text(f"```\nexit 3\n```\n\n## Quickstart\n\n```\nanswer=42\necho $answer\n{last}\n```\n\n## Get\n")
+        (tmp_path / "README.md").write_text(
+            f"```\nexit 3\n```\n\n## Quickstart\n\n```\nanswer=42\necho $answer\n{last}\n```\n\n## Get\n"
+        )
         done = subprocess.run(["bash", tmp_path / ".ci/quickstart"], capture_output=True, text=True)
         assert (done.returncode, done.stdout) == (code, "42\n")
         assert re.findall(r"quickstart: \d+\.\d+ s: (.*)", done.stderr) == ["answer=42", "echo $answer", last]
 
 
 # Those for clusters are tested with the profiles.
-LOCAL = [c for c in re.findall(r"^(?:.*`)?snakemake ([^#`\n]*results/[^#`\n]*)", TEXTS, re.MULTILINE) if "--workflow-profile" not in c]
+LOCAL = [
+    c
+    for c in re.findall(r"^(?:.*`)?snakemake ([^#`\n]*results/[^#`\n]*)", TEXTS, re.MULTILINE)
+    if "--workflow-profile" not in c
+]
 
 
 @pytest.mark.parametrize("command", LOCAL)
@@ -282,7 +357,8 @@ def test_snakemake_understands_what_the_texts_say(command):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-# One command of each kind that the index and the pages print, as printed: no `--cores`, which profiles/default has.
+# One command of each kind that the index and the pages print, as printed: no `--cores`, which
+# profiles/default has.
 PRINTED = [
     "snakemake lolcats_table1",
     "snakemake lolcats_figure3",
@@ -304,16 +380,21 @@ def test_a_printed_command_is_whole(command):
 def test_every_command_of_the_index_names_a_rule():
     commands = re.findall(r"`(snakemake [^`]+)`", INDEX)
     known = {artefact.name for artefact in available(ROOT / "workflow/papers").values()}
-    assert {"snakemake " + name for name in known} <= set(commands) and not set(commands) - {"snakemake " + name for name in known} - {TEMPLATE}
+    assert {"snakemake " + name for name in known} <= set(commands) and not set(commands) - {
+        "snakemake " + name for name in known
+    } - {TEMPLATE}
 
 
 def test_a_dry_run_of_a_cluster_plans_what_one_machine_does(fresh):
-    """Every stage of the headline, no GPU needed here; and no setting of the default profile lost but its caps."""
+    """Every stage of the headline, no GPU needed here; and no setting of the default profile lost but its
+    caps."""
     options = ("--dry-run", "--quiet", "host", "--workflow-profile", "slurm")
     counted = fresh.snakemake("results/table2.csv", scale="smollm2", options=options).split("Job stats:")[1]
     jobs = {"distill": 4, "finetune": 7, "written": 1, "measure": 92, "total": 116}
     assert all(f"{stage} {n}" in " ".join(counted.split()) for stage, n in jobs.items())
-    ours, default = (yaml.safe_load((ROOT / f"profiles/{p}/config.yaml").read_text()) for p in ("slurm", "default"))
+    ours, default = (
+        yaml.safe_load((ROOT / f"profiles/{p}/config.yaml").read_text()) for p in ("slurm", "default")
+    )
     assert default.pop("resources") == ["gpu=1"] and default.pop("cores") == "all"  # caps of one machine
     assert default.items() <= ours.items()
 
@@ -321,13 +402,24 @@ def test_a_dry_run_of_a_cluster_plans_what_one_machine_does(fresh):
 def test_the_rules_behind_a_target_are_a_graph():
     assert "snakemake lolcats_table1 --rulegraph" in TEXTS
     done = python("snakemake", "lolcats_table1", "--rulegraph")
-    assert done.returncode == 0 and done.stdout.lstrip().startswith("digraph") and "attention transfer" not in done.stderr, done.stderr
-    assert all(f'label = "{rule}' in done.stdout for rule in ("distill", "finetune", "measure", "lolcats_table1"))
+    assert (
+        done.returncode == 0
+        and done.stdout.lstrip().startswith("digraph")
+        and "attention transfer" not in done.stderr
+    ), done.stderr
+    assert all(
+        f'label = "{rule}' in done.stdout for rule in ("distill", "finetune", "measure", "lolcats_table1")
+    )
 
 
 def test_the_list_has_each_step_of_the_work_under_its_name():
     done = python("snakemake", "--list", "--nolock")
-    steps = {"distill": "attention transfer", "finetune": "on text", "evaluate": "All evaluations", "plot": "All plots"}
+    steps = {
+        "distill": "attention transfer",
+        "finetune": "on text",
+        "evaluate": "All evaluations",
+        "plot": "All plots",
+    }
     for rule, words in steps.items():
         assert re.search(rf"^{rule} \(.*{words}", done.stdout, re.MULTILINE), rule
 
@@ -342,7 +434,9 @@ def test_a_rule_for_one_run_says_how_one_asks_for_it_and_what_it_says_works(rule
 
 
 # Targets by their rule; `results/table2.csv` and the like stand above.
-NAMED = {name for words in re.findall(r"snakemake ([a-z0-9_ \n]+)", TEXTS) for name in words.split() if "_" in name}
+NAMED = {
+    name for words in re.findall(r"snakemake ([a-z0-9_ \n]+)", TEXTS) for name in words.split() if "_" in name
+}
 
 
 def test_every_target_that_the_texts_name_is_a_rule():
@@ -354,9 +448,13 @@ def test_the_citation_is_of_this_version_and_of_the_papers_that_are_here():
     found = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     papers = [yaml.safe_load(path.read_text()) for path in (ROOT / "workflow/papers").glob("*/paper.yaml")]
     assert found["version"] == relinear.__version__ and found["license"] == PYPROJECT["project"]["license"]
-    assert sorted(x["url"].rpartition("/")[2] for x in found["references"]) == sorted(paper["arxiv"] for paper in papers if "arxiv" in paper)
+    assert sorted(x["url"].rpartition("/")[2] for x in found["references"]) == sorted(
+        paper["arxiv"] for paper in papers if "arxiv" in paper
+    )
 
 
 def test_the_command_says_its_version():
-    done = subprocess.run([sys.executable, "-m", "relinear.cli", "--version"], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "relinear.cli", "--version"], capture_output=True, text=True, check=True
+    )
     assert done.stdout == f"relinear {relinear.__version__}\n"

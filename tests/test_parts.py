@@ -1,4 +1,5 @@
-"""The component switch: the function that is left of a trained hybrid when a part is off, and the laws, which still hold."""
+"""The component switch: the function that is left of a trained hybrid when a part is off, and the laws, which
+still hold."""
 
 import sys
 from types import ModuleType
@@ -24,8 +25,13 @@ EQUATION_8 = ("lolcats", {"variant": "paper", "feature": "exp", "window": WINDOW
 LIZARD = ("lizard", {"window": WINDOW})
 CHANNELS = ("lizard", {"window": WINDOW, "gates": "channel", "normalize": True})
 HYBRIDS = [LOLCATS, EQUATION_8, LIZARD, CHANNELS]
-SWITCHED = [(case, off) for case in HYBRIDS for off in load(case[0]).PARTS] + [(LIZARD, "window gate"), (LIZARD, "linear meta")]
-over_switched = pytest.mark.parametrize(("case", "off"), SWITCHED, ids=[f"{name(c)}-{off}" for c, off in SWITCHED])
+SWITCHED = [(case, off) for case in HYBRIDS for off in load(case[0]).PARTS] + [
+    (LIZARD, "window gate"),
+    (LIZARD, "linear meta"),
+]
+over_switched = pytest.mark.parametrize(
+    ("case", "off"), SWITCHED, ids=[f"{name(c)}-{off}" for c, off in SWITCHED]
+)
 
 
 @pytest.fixture
@@ -72,7 +78,10 @@ def test_explicit_weights_times_values_are_the_output(case, off):
     whole = method(inputs)[0]
     method.switch_off(off.split())
     left = method(inputs)[0]
-    close(torch.einsum("bhti,bihd->bthd", method.attention_weights(inputs).double(), repeated(inputs.v, HEADS)), left)
+    close(
+        torch.einsum("bhti,bihd->bthd", method.attention_weights(inputs).double(), repeated(inputs.v, HEADS)),
+        left,
+    )
     assert not torch.allclose(left, whole)
     method.switch_off(())
     assert torch.equal(method(inputs)[0], whole), "to the bit, with all parts on again"
@@ -80,7 +89,10 @@ def test_explicit_weights_times_values_are_the_output(case, off):
 
 @pytest.mark.parametrize("case", [LOLCATS, EQUATION_8], ids=name)
 def test_lolcats_without_its_linear_part_is_a_window(case):
-    window, (method, inputs) = load("window")(HEADS, options("window", {"window": WINDOW, "sinks": 0})), one_layer(case)
+    window, (method, inputs) = (
+        load("window")(HEADS, options("window", {"window": WINDOW, "sinks": 0})),
+        one_layer(case),
+    )
     method.switch_off(["linear"])
     assert torch.equal(method(inputs)[0], window(inputs)[0])
     try:
@@ -144,13 +156,20 @@ def test_a_part_that_is_not_there_or_leaves_nothing_is_refused(method, given, of
 
 
 def test_a_model_that_was_never_linearized_has_no_parts():
-    with pytest.raises(UserError, match="LlamaForCausalLM has no part 'linear' to switch off: its attention is one whole"):
+    with pytest.raises(
+        UserError, match="LlamaForCausalLM has no part 'linear' to switch off: its attention is one whole"
+    ):
         switch_off(teacher(), "linear")
 
 
 def test_layers_that_are_kept_as_softmax_stay_as_they_are():
-    model = switch_off(linearize(teacher(num_hidden_layers=4), "lolcats", window=8, keep_softmax_layers=0.5), "linear")
-    assert [getattr(layer.method, "switched_off", None) for layer in model.attention_layers()] == [{"linear"}, None] * 2
+    model = switch_off(
+        linearize(teacher(num_hidden_layers=4), "lolcats", window=8, keep_softmax_layers=0.5), "linear"
+    )
+    assert [getattr(layer.method, "switched_off", None) for layer in model.attention_layers()] == [
+        {"linear"},
+        None,
+    ] * 2
 
 
 # --- as a measurement's option ---
@@ -171,8 +190,16 @@ def test_only_a_measure_without_a_part_says_so_and_it_is_a_measurement_of_its_ow
 @pytest.mark.parametrize(
     ("run", "measure", "says"),
     [
-        ("lolcats_window", "perplexity_no_gate", "switches off the part 'gate'; the method 'lolcats' of run 'lolcats_window' has linear, window"),
-        ("teacher", "perplexity_no_linear", "the method 'softmax' of run 'teacher' has none, it is one whole"),
+        (
+            "lolcats_window",
+            "perplexity_no_gate",
+            "switches off the part 'gate'; the method 'lolcats' of run 'lolcats_window' has linear, window",
+        ),
+        (
+            "teacher",
+            "perplexity_no_linear",
+            "the method 'softmax' of run 'teacher' has none, it is one whole",
+        ),
     ],
 )
 def test_a_measure_of_a_run_without_that_part_is_refused_by_the_plan(run, measure, says):
@@ -188,7 +215,9 @@ def test_a_measurement_without_a_part_is_of_that_model(tmp_path, monkeypatch):
     ids = tokens(40)
 
     def look(model, data, options, job):
-        yield Reading("mean", "logits", {}, model(ids, use_cache=False).logits[:, -1].square().mean().item(), None, 1)
+        yield Reading(
+            "mean", "logits", {}, model(ids, use_cache=False).logits[:, -1].square().mean().item(), None, 1
+        )
         yield Reading("chance_perplexity", "text", {}, 1.0, None, 1)
         yield Reading("perplexity", "text", {}, 2.0, None, 1)
 
@@ -196,13 +225,30 @@ def test_a_measurement_without_a_part_is_of_that_model(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, metric.__name__, metric)
 
     def measured(method, given, **more):
-        settings = {"method": method, "options": given, "variant": "", "metric": "looking", "metric_options": {}, "data": None, "init_seed": 0}
-        job = Job("looking", settings | more, {"model": tmp_path / "model"}, tmp_path, tmp_path, links=(Link(method, given),))
+        settings = {
+            "method": method,
+            "options": given,
+            "variant": "",
+            "metric": "looking",
+            "metric_options": {},
+            "data": None,
+            "init_seed": 0,
+        }
+        job = Job(
+            "looking",
+            settings | more,
+            {"model": tmp_path / "model"},
+            tmp_path,
+            tmp_path,
+            links=(Link(method, given),),
+        )
         return work(job)
 
     whole, less = measured("lolcats", options), measured("lolcats", options, without=("linear",))
     window = measured("window", options | {"sinks": 0})
     assert less["readings"][0]["value"] == window["readings"][0]["value"] != whole["readings"][0]["value"]
-    assert whole["facts"]["collapsed"] is True and "collapsed" not in less["facts"], "said of the model as it was trained alone"
+    assert whole["facts"]["collapsed"] is True and "collapsed" not in less["facts"], (
+        "said of the model as it was trained alone"
+    )
     with pytest.raises(UserError, match="possible: linear, window"):
         measured("lolcats", options, without=("gate",))

@@ -43,7 +43,9 @@ def test_windows_of_equal_length_have_the_textbook_mean_and_error(model, tokens)
     result = perplexity(model, tokens, tokens, seq_len=SEQ, batch_size=2)
     assert result["tokens"] == 5 * (SEQ - 1)
     assert result["value"] == pytest.approx(losses.mean().exp().item(), rel=1e-5)
-    assert result["stderr"] == pytest.approx((losses.mean().exp() * losses.std() / math.sqrt(5)).item(), rel=1e-4)
+    assert result["stderr"] == pytest.approx(
+        (losses.mean().exp() * losses.std() / math.sqrt(5)).item(), rel=1e-4
+    )
     assert result["chunk_mean_exp"] == pytest.approx(losses.exp().mean().item(), rel=1e-5)
     assert result["chunk_mean_exp"] > result["value"]
 
@@ -53,7 +55,9 @@ def test_every_token_counts_the_same_when_windows_differ(model, tokens):
     labels[: SEQ - 2] = labels[2 * SEQ : 3 * SEQ] = -100  # window 0 keeps two labels, window 2 none
     result = perplexity(model, tokens, labels, seq_len=SEQ, batch_size=3)
     rows, targets = tokens[: 5 * SEQ].view(5, SEQ), labels[: 5 * SEQ].view(5, SEQ)
-    loss = torch.nn.functional.cross_entropy(model(rows).logits[:, :-1].flatten(0, 1), targets[:, 1:].flatten())
+    loss = torch.nn.functional.cross_entropy(
+        model(rows).logits[:, :-1].flatten(0, 1), targets[:, 1:].flatten()
+    )
     assert result["tokens"] == 2 + 3 * (SEQ - 1)
     assert result["value"] == pytest.approx(loss.exp().item(), rel=1e-5)
 
@@ -62,7 +66,9 @@ def test_the_error_covers_the_spread_of_repeated_texts(model):
     draws = torch.randint(VOCAB, (150, 12 * SEQ), generator=torch.Generator().manual_seed(2))
     results = [perplexity(model, draw, draw, seq_len=SEQ, batch_size=12) for draw in draws]
     spread = torch.tensor([result["value"] for result in results]).std().item()
-    assert torch.tensor([result["stderr"] for result in results]).mean().item() == pytest.approx(spread, rel=0.25)
+    assert torch.tensor([result["stderr"] for result in results]).mean().item() == pytest.approx(
+        spread, rel=0.25
+    )
 
 
 def test_the_batch_size_changes_nothing(model, tokens):

@@ -1,4 +1,5 @@
-"""Long documents in pieces: none spans two documents, none that is held out is trained on, and halves are the same tokens as wholes."""
+"""Long documents in pieces: none spans two documents, none that is held out is trained on, and halves are the
+same tokens as wholes."""
 
 import gzip
 
@@ -20,15 +21,28 @@ SEPARATOR = text.document_separator(TOKENIZER)
 
 
 def built(out, **changes) -> dict:
-    return build(out, TOKENIZER, {"smoke": None}, **({"piece": PIECE, "train_tokens": 20 * PIECE, "heldout_tokens": 10**6, "seed": 0} | changes))
+    return build(
+        out,
+        TOKENIZER,
+        {"smoke": None},
+        **({"piece": PIECE, "train_tokens": 20 * PIECE, "heldout_tokens": 10**6, "seed": 0} | changes),
+    )
 
 
 def test_every_piece_is_of_one_document_and_of_its_own_split(tmp_path):
     facts = built(tmp_path)
-    whole = {split: "".join(f"\n{d.text}" for d in text.documents("smoke") if text._is_heldout(text._digest(d)) == (split == "heldout"))
-             for split in ("train", "heldout")}  # fmt: skip
+    whole = {
+        split: "".join(
+            f"\n{d.text}"
+            for d in text.documents("smoke")
+            if text._is_heldout(text._digest(d)) == (split == "heldout")
+        )
+        for split in ("train", "heldout")
+    }
     for split, count in (("train", 20), ("heldout", facts["heldout"]["pieces"])):
-        pieces, labels = (np.load(tmp_path / f"{split}_{kind}.npy").reshape(-1, PIECE) for kind in ("tokens", "labels"))
+        pieces, labels = (
+            np.load(tmp_path / f"{split}_{kind}.npy").reshape(-1, PIECE) for kind in ("tokens", "labels")
+        )
         assert len(pieces) == count > 1
         for tokens, learned in zip(pieces, labels, strict=True):
             begins = list(tokens[: len(SEPARATOR)]) == SEPARATOR
@@ -75,7 +89,13 @@ def test_a_sequence_divides_a_piece():
 
 def test_a_step_takes_its_sequence_from_the_data():
     plan = Plan(scale="smollm2")
-    lengths = {name: plan.settings(plan.node("finetune", name))["budget"] for name in ("lizard_long2048", "lizard_long1024")}
-    assert [(b["seq_len"], b["batch_size"] * b["accumulate"]) for b in lengths.values()] == [(2048, 4), (1024, 8)]
+    lengths = {
+        name: plan.settings(plan.node("finetune", name))["budget"]
+        for name in ("lizard_long2048", "lizard_long1024")
+    }
+    assert [(b["seq_len"], b["batch_size"] * b["accumulate"]) for b in lengths.values()] == [
+        (2048, 4),
+        (1024, 8),
+    ]
     with pytest.raises(ConfigError, match="no text"):
         plan.node("pieces", "mix@smollm2-135m-instruct")

@@ -1,4 +1,5 @@
-"""Perplexity by position and agreement with the teacher: whole documents read in pieces, their sums, refusals, and readings that are not defined."""
+"""Perplexity by position and agreement with the teacher: whole documents read in pieces, their sums,
+refusals, and readings that are not defined."""
 
 import json
 import math
@@ -50,7 +51,9 @@ def test_documents_are_whole_apart_and_in_the_order_of_their_hash(tmp_path):
     for i, text in enumerate(texts):
         [excerpt] = found.excerpts(i, found.length(i), 1)
         assert excerpt.tokens[0] == tokenizer.convert_tokens_to_ids("<|endoftext|>")
-        assert tokenizer.decode(excerpt.tokens[1:]) == text and found.digests[i] == _digest(Document(text)).hex()
+        assert (
+            tokenizer.decode(excerpt.tokens[1:]) == text and found.digests[i] == _digest(Document(text)).hex()
+        )
 
 
 def test_of_sources_that_are_trained_on_only_what_texts_hold_out_is_read(tmp_path, monkeypatch):
@@ -63,7 +66,12 @@ def test_of_sources_that_are_trained_on_only_what_texts_hold_out_is_read(tmp_pat
 
 def test_a_source_without_a_document_so_long_says_how_long_its_longest_is(tmp_path):
     longest = max(map(len, documents("smoke", None)))
-    with pytest.raises(UserError, match=rf"smoke: documents of 100000 tokens asked for; of 8 documents \(all\) the longest has {longest}"):
+    with pytest.raises(
+        UserError,
+        match=(
+            rf"smoke: documents of 100000 tokens asked for; of 8 documents \(all\) the longest has {longest}"
+        ),
+    ):
         build(tmp_path, byte_tokenizer(), {"smoke": None}, shortest=100000, part="all")
 
 
@@ -73,9 +81,13 @@ def test_stretches_of_a_document_do_not_overlap_and_cover_its_beginning_and_its_
     about = [{"source": "a", "sha256": ""}, {"source": "b", "sha256": ""}]
     (tmp_path / ABOUT).write_text(json.dumps({"separator": [99], "documents": about}))
     found = Whole(tmp_path)
-    assert [e.start for e in found.excerpts(0, 5, 9)] == [0, 6, 12, 18] and [e.start for e in found.excerpts(0, 5, 2)] == [0, 18]
+    assert [e.start for e in found.excerpts(0, 5, 9)] == [0, 6, 12, 18] and [
+        e.start for e in found.excerpts(0, 5, 2)
+    ] == [0, 18]
     assert found.excerpts(1, 7, 3)[0].tokens.tolist() == [99, *range(23, 30)]
-    with pytest.raises(UserError, match=r"document 1 \(b\) has 7 tokens; positions up to 8 asked for. Possible: up to 7"):
+    with pytest.raises(
+        UserError, match=r"document 1 \(b\) has 7 tokens; positions up to 8 asked for. Possible: up to 7"
+    ):
         found.excerpts(1, 8, 1)
     with pytest.raises(UserError, match="2 documents of each source asked for; got 1 of a, 1 of b"):
         found.first(2)
@@ -83,20 +95,32 @@ def test_stretches_of_a_document_do_not_overlap_and_cover_its_beginning_and_its_
 
 def serialised(lines, version=3) -> bytes:
     number = lambda n: n.to_bytes(4)  # noqa: E731
-    head = b"X\n" + number(version) + number(0x040201) + number(0x030500) + (number(5) + b"UTF-8" if version == 3 else b"")
+    head = (
+        b"X\n"
+        + number(version)
+        + number(0x040201)
+        + number(0x030500)
+        + (number(5) + b"UTF-8" if version == 3 else b"")
+    )
     strings = b"".join(number(0x00040009) + number(len(line.encode())) + line.encode() for line in lines)
     return head + number(16) + number(len(lines)) + strings
 
 
 @pytest.mark.parametrize("version", [2, 3])
 def test_novels_are_read_out_of_the_database_of_an_r_package(tmp_path, version):
-    novels = [["EMMA", "", "Emma Woodhouse, hand\u00adsome,", "clever, and rich", " ", "FINIS"], ["PERSUASION", "", "Sir Walter Elliot"]]
+    novels = [
+        ["EMMA", "", "Emma Woodhouse, hand\u00adsome,", "clever, and rich", " ", "FINIS"],
+        ["PERSUASION", "", "Sir Walter Elliot"],
+    ]
     entries = [serialised(novel, version) for novel in novels]
     (tmp_path / "data").mkdir()
-    (tmp_path / "data/Rdata.rdb").write_bytes(b"".join(len(e).to_bytes(4) + zlib.compress(e) for e in entries))
+    (tmp_path / "data/Rdata.rdb").write_bytes(
+        b"".join(len(e).to_bytes(4) + zlib.compress(e) for e in entries)
+    )
     assert list(documents("austen", tmp_path)) == [
-        "EMMA\n\nEmma Woodhouse, hand\u00adsome, clever, and rich\n\nFINIS", "PERSUASION\n\nSir Walter Elliot",
-    ]  # fmt: skip
+        "EMMA\n\nEmma Woodhouse, hand\u00adsome, clever, and rich\n\nFINIS",
+        "PERSUASION\n\nSir Walter Elliot",
+    ]
     (tmp_path / "data/Rdata.rdb").write_bytes((len(entries[0]) + 1).to_bytes(4) + zlib.compress(entries[0]))
     with pytest.raises(UserError, match="were announced"):
         list(documents("austen", tmp_path))
@@ -158,20 +182,34 @@ def losses(model, folder, length=256, documents=3):
 @pytest.mark.parametrize("method", ["softmax", *METHODS])
 def test_bands_read_in_pieces_are_those_of_one_pass(method, teacher, folder, tmp_path):
     model = opened(teacher, method)
-    found, (expected, _) = at(measured(perplexity_by_position, model, folder, tmp_path)), losses(model, folder)
-    for band, cut in zip((*BANDS, "all"), (slice(0, 64), slice(64, 128), slice(128, 256), slice(0, 256)), strict=True):
+    found, (expected, _) = (
+        at(measured(perplexity_by_position, model, folder, tmp_path)),
+        losses(model, folder),
+    )
+    for band, cut in zip(
+        (*BANDS, "all"), (slice(0, 64), slice(64, 128), slice(128, 256), slice(0, 256)), strict=True
+    ):
         means = expected[:, cut].mean(1)  # of documents of equal length: the textbook's error of a mean
         assert found[band].value == pytest.approx(means.mean().exp().item(), rel=1e-4) and found[band].n == 3
-        assert found[band].stderr == pytest.approx((means.mean().exp() * means.std() / math.sqrt(3)).item(), rel=1e-3)
+        assert found[band].stderr == pytest.approx(
+            (means.mean().exp() * means.std() / math.sqrt(3)).item(), rel=1e-3
+        )
     rows = [json.loads(line) for line in (tmp_path / "items.jsonl").read_text().splitlines()]
-    assert [row["document"] for row in rows] == [0, 1, 2] and all(row["positions"]["128-256"]["tokens"] == 128 for row in rows)
+    assert [row["document"] for row in rows] == [0, 1, 2] and all(
+        row["positions"]["128-256"]["tokens"] == 128 for row in rows
+    )
     assert rows[1]["positions"]["64-128"]["loss"] == pytest.approx(expected[1, 64:128].sum().item(), rel=1e-4)
 
 
 def test_neither_pieces_nor_batches_change_what_is_found(teacher, folder, tmp_path):
     model = opened(teacher, "lizard")
-    one, other = (at(measured(perplexity_by_position, model, folder, tmp_path, piece=p, batch_size=b)) for p, b in ((256, 1), (33, 2)))
-    assert {band: r.value for band, r in one.items()} == pytest.approx({band: r.value for band, r in other.items()}, rel=1e-4)
+    one, other = (
+        at(measured(perplexity_by_position, model, folder, tmp_path, piece=p, batch_size=b))
+        for p, b in ((256, 1), (33, 2))
+    )
+    assert {band: r.value for band, r in one.items()} == pytest.approx(
+        {band: r.value for band, r in other.items()}, rel=1e-4
+    )
 
 
 def test_separators_of_several_tokens_are_read_and_not_predicted(teacher, folder, tmp_path):
@@ -185,8 +223,11 @@ def test_separators_of_several_tokens_are_read_and_not_predicted(teacher, folder
     with torch.no_grad():
         logits = model(rows[:, :-1]).logits[:, 2:]
     expected = F.cross_entropy(logits.transpose(1, 2), rows[:, 3:]).exp().item()
-    assert at(measured(perplexity_by_position, model, tmp_path, tmp_path, positions=(0, 64, 128)))["all"].value == pytest.approx(expected, rel=1e-4)
-    beyond = at(measured(perplexity_by_position, model, tmp_path, tmp_path))["128-256"]  # 256 positions, two of them taken
+    assert at(measured(perplexity_by_position, model, tmp_path, tmp_path, positions=(0, 64, 128)))[
+        "all"
+    ].value == pytest.approx(expected, rel=1e-4)
+    # 256 positions, two of them taken
+    beyond = at(measured(perplexity_by_position, model, tmp_path, tmp_path))["128-256"]
     assert beyond.value is None and beyond.why
 
 
@@ -199,17 +240,29 @@ def test_each_source_of_several_has_readings_of_its_own(teacher, folder, tmp_pat
     (tmp_path / ABOUT).write_text(json.dumps(about))
     readings = measured(perplexity_by_position, opened(teacher), tmp_path, tmp_path, documents=2)
     found = {(r.of, r.at.get("position")): r for r in readings}
-    assert {of for of, _ in found} == {"stories", "a", "b"} and found["stories", None].n == 4 and found["a", None].n == 2
+    assert (
+        {of for of, _ in found} == {"stories", "a", "b"}
+        and found["stories", None].n == 4
+        and found["a", None].n == 2
+    )
     both = (math.log(found["a", "64-128"].value) + math.log(found["b", "64-128"].value)) / 2
     assert math.log(found["stories", "64-128"].value) == pytest.approx(both)
 
 
 def test_the_error_is_that_of_documents_and_not_of_stretches():
     sums = {0: [10.0, 12.0], 1: [20.0, 22.0], 2: [15.0, 18.0]}
-    rows = [_documents.Read((d, "s", i), {"0-4": {"loss": x, "tokens": 4}}) for d, values in sums.items() for i, x in enumerate(values)]
+    rows = [
+        _documents.Read((d, "s", i), {"0-4": {"loss": x, "tokens": 4}})
+        for d, values in sums.items()
+        for i, x in enumerate(values)
+    ]
     means = np.array([sum(values) / 8 for values in sums.values()])
     found = _documents.mean(rows, ["0-4"], lambda s: s["loss"])
-    assert found.documents == 3 and found.value == pytest.approx(means.mean()) and found.stderr == pytest.approx(means.std(ddof=1) / 3**0.5)
+    assert (
+        found.documents == 3
+        and found.value == pytest.approx(means.mean())
+        and found.stderr == pytest.approx(means.std(ddof=1) / 3**0.5)
+    )
 
 
 # --- agreement ---
@@ -217,19 +270,31 @@ def test_the_error_is_that_of_documents_and_not_of_stretches():
 
 def test_a_teacher_agrees_with_itself_and_a_method_by_the_textbook_s_divergence(teacher, folder, tmp_path):
     same = measured(agreement, opened(teacher), folder, tmp_path, teacher)
-    assert {(r.metric, r.value) for r in same} == {("kl", 0.0), ("top1", 1.0), ("perplexity_ratio", 1.0), ("tied", 0.0)}
+    assert {(r.metric, r.value) for r in same} == {
+        ("kl", 0.0),
+        ("top1", 1.0),
+        ("perplexity_ratio", 1.0),
+        ("tied", 0.0),
+    }
     model = opened(teacher, "lolcats")
     readings = measured(agreement, model, folder, tmp_path, teacher)
     (theirs, p), (ours, q) = losses(opened(teacher), folder), losses(model, folder)
     for band, cut in zip(BANDS, (slice(0, 64), slice(64, 128), slice(128, 256)), strict=True):
-        divergence = F.kl_div(q[:, cut].log_softmax(-1), p[:, cut].log_softmax(-1), log_target=True, reduction="none").sum(-1)
-        assert at(readings, "kl")[band].value == pytest.approx(divergence.mean().item(), rel=1e-3) and divergence.mean() > 1e-3
+        divergence = F.kl_div(
+            q[:, cut].log_softmax(-1), p[:, cut].log_softmax(-1), log_target=True, reduction="none"
+        ).sum(-1)
+        assert (
+            at(readings, "kl")[band].value == pytest.approx(divergence.mean().item(), rel=1e-3)
+            and divergence.mean() > 1e-3
+        )
         top1 = (p[:, cut].argmax(-1) == q[:, cut].argmax(-1)).double().mean(1)
         assert at(readings, "top1")[band].value == pytest.approx(top1.mean().item(), abs=0.006)
         paired = (ours - theirs)[:, cut].mean(1)
         ratio = at(readings, "perplexity_ratio")[band]
         assert ratio.value == pytest.approx(paired.mean().exp().item(), rel=1e-4)
-        assert ratio.stderr == pytest.approx((paired.mean().exp() * paired.std() / math.sqrt(3)).item(), rel=1e-2)
+        assert ratio.stderr == pytest.approx(
+            (paired.mean().exp() * paired.std() / math.sqrt(3)).item(), rel=1e-2
+        )
 
 
 # --- what is not defined, and what is refused ---
@@ -241,9 +306,13 @@ def test_softmax_ends_with_its_positions_and_a_state_of_fixed_size_reads_on(teac
     assert softmax["128-256"].value and softmax["256-512"].value is None and softmax["all"].value is None
     assert softmax["256-512"].why == "softmax attention, made for 256 positions"
     with pytest.warns(UserWarning, match="are more than the 256"):
-        lolcats = at(measured(perplexity_by_position, opened(teacher, "lolcats"), folder, tmp_path, positions=edges))
+        lolcats = at(
+            measured(perplexity_by_position, opened(teacher, "lolcats"), folder, tmp_path, positions=edges)
+        )
     assert all(r.value and not r.why for r in lolcats.values())
-    beside = at(measured(agreement, opened(teacher, "lizard"), folder, tmp_path, teacher, positions=edges), "kl")
+    beside = at(
+        measured(agreement, opened(teacher, "lizard"), folder, tmp_path, teacher, positions=edges), "kl"
+    )
     assert beside["128-256"].value and beside["256-512"].why == softmax["256-512"].why
 
 
@@ -267,9 +336,13 @@ def test_documents_shorter_than_the_positions_are_refused_before_the_model_is_as
         config = GPT2Config(n_positions=10**6)
         base_model = None
 
-    with pytest.raises(UserError, match=r"document \d \(smoke\) has \d+ tokens; positions up to 100000 asked for"):
+    with pytest.raises(
+        UserError, match=r"document \d \(smoke\) has \d+ tokens; positions up to 100000 asked for"
+    ):
         measured(perplexity_by_position, Unasked(), folder, tmp_path, positions=(0, 100000))
-    with pytest.raises(UserError, match="holds no whole documents; possible: data of data.yaml with make: documents"):
+    with pytest.raises(
+        UserError, match="holds no whole documents; possible: data of data.yaml with make: documents"
+    ):
         measured(perplexity_by_position, Unasked(), tmp_path, tmp_path)
 
 
@@ -287,7 +360,10 @@ def test_an_error_over_documents_needs_two(folder, teacher, tmp_path):
 def test_a_loss_that_is_not_finite_is_located(teacher, folder, tmp_path):
     model = opened(teacher)
     model.lm_head.weight.data.fill_(torch.nan)
-    with pytest.raises(FloatingPointError, match=r"got loss nan at positions 0 to 63 of document 0 \(smoke\), from its token 0 on"):
+    with pytest.raises(
+        FloatingPointError,
+        match=r"got loss nan at positions 0 to 63 of document 0 \(smoke\), from its token 0 on",
+    ):
         measured(perplexity_by_position, model, folder, tmp_path)
 
 
@@ -303,27 +379,58 @@ def changed(tmp_path, file, old, new) -> Plan:
 
 def test_positions_beyond_the_documents_are_refused_by_the_plan(tmp_path):
     plan = changed(tmp_path, "scales/smoke.yaml", "[0, 64, 128, 256, 512, 1024]", "[0, 64, 4096]")
-    with pytest.raises(ConfigError, match="positions up to 4096 asked for; documents of 'story-documents' have at least 2048 tokens. Possible"):
+    with pytest.raises(
+        ConfigError,
+        match=(
+            "positions up to 4096 asked for; documents of 'story-documents' have at least 2048 tokens."
+            " Possible"
+        ),
+    ):
         plan.check()
 
 
 @pytest.mark.parametrize(
     ("run", "metric", "options", "named"),
     [
-        ("teacher", "needle", "lengths: [4096, 8192]", ["lengths 4096, 8192", "'tiny' reads 2048 positions", "up to 2048, or `without: [far]`"]),
+        (
+            "teacher",
+            "needle",
+            "lengths: [4096, 8192]",
+            ["lengths 4096, 8192", "'tiny' reads 2048 positions", "up to 2048, or `without: [far]`"],
+        ),
         ("teacher_lora", "passkey_example", "length: 4096", ["length 4096", "2048 positions"]),
         ("teacher", "ppl", "positions: [0, 4096]", ["positions 4096", "2048 positions"]),
-        ("teacher", "haystack", "contexts: [4096]", ["contexts 4096", "2048 positions", "rope_scaling: default, linear:<factor> or yarn:<factor>"]),
-        ("teacher", "haystack", 'contexts: [2048, 8192], rope_scaling: "yarn:2"', ["contexts 2048, 8192", "2048 positions, which yarn:2 makes 4096"]),
-        ("lizard", "haystack", "rope_scaling: default", ["'default' is for softmax attention", "'lizard' is 'lizard'", "a measure without it"]),
+        (
+            "teacher",
+            "haystack",
+            "contexts: [4096]",
+            ["contexts 4096", "2048 positions", "rope_scaling: default, linear:<factor> or yarn:<factor>"],
+        ),
+        (
+            "teacher",
+            "haystack",
+            'contexts: [2048, 8192], rope_scaling: "yarn:2"',
+            ["contexts 2048, 8192", "2048 positions, which yarn:2 makes 4096"],
+        ),
+        (
+            "lizard",
+            "haystack",
+            "rope_scaling: default",
+            ["'default' is for softmax attention", "'lizard' is 'lizard'", "a measure without it"],
+        ),
         ("teacher", "haystack", "contexts: [4096], rope_scaling: default", []),
         ("teacher", "haystack", "contexts: [2048, 4096]", []),
         ("lizard", "needle", "lengths: [4096, 8192]", []),
     ],
-)  # fmt: skip
-def test_lengths_that_softmax_attention_cannot_read_are_refused_where_they_are_asked_for(tmp_path, run, metric, options, named):
+)
+def test_lengths_that_softmax_attention_cannot_read_are_refused_where_they_are_asked_for(
+    tmp_path, run, metric, options, named
+):
     data = {"ppl": "novels", "haystack": "haystack"}.get(metric, "alpaca")
-    entry = f"far: {{metric: {metric.replace('ppl', 'perplexity_by_position')}, data: {data}, options: {{{options}}}}}"
+    entry = (
+        f"far: {{metric: {metric.replace('ppl', 'perplexity_by_position')}, data: {data}, options:"
+        f" {{{options}}}}}"
+    )
     plan = changed(tmp_path, "measures.yaml", "kv_recall: {", f"{entry}\nkv_recall: {{")
     plan.node("measure", run, "perplexity")
     if not named:
@@ -337,7 +444,10 @@ def test_lengths_that_softmax_attention_cannot_read_are_refused_where_they_are_a
 def test_data_that_are_no_documents_are_refused_by_the_plan(tmp_path):
     entry = "ppl_novels: {metric: perplexity_by_position, data: "
     plan = changed(tmp_path, "measures.yaml", f"{entry}novels", f"{entry}alpaca")
-    with pytest.raises(ConfigError, match="reads whole documents, and its data, 'stories', are none; possible: novels, papers"):
+    with pytest.raises(
+        ConfigError,
+        match="reads whole documents, and its data, 'stories', are none; possible: novels, papers",
+    ):
         plan.check()
     smoke = Plan(scale="smoke")
     with pytest.raises(ConfigError, match="'recall-smoke', are none"):
@@ -346,7 +456,13 @@ def test_data_that_are_no_documents_are_refused_by_the_plan(tmp_path):
 
 def test_names_of_options_are_found_in_the_file_that_both_metrics_share():
     for metric in ("agreement", "perplexity_by_position"):
-        assert option_names(ROOT / f"src/relinear/measure/{metric}.py") == ("positions", "documents", "excerpts", "piece", "batch_size")
+        assert option_names(ROOT / f"src/relinear/measure/{metric}.py") == (
+            "positions",
+            "documents",
+            "excerpts",
+            "piece",
+            "batch_size",
+        )
 
 
 # --- in the suite ---
@@ -359,27 +475,69 @@ def test_both_are_measured_at_smoke_of_the_teacher_and_of_a_method(tmp_path):
             folder = made(plan, f"measure {run} {measure}")
             found = json.loads((folder / "metrics.json").read_text())["readings"]
             bands = {"0-64", "64-128", "128-256", "256-512", "512-1024"}
-            assert {r["at"]["position"] for r in found if r["at"]} == bands and not any("why" in r for r in found)
+            assert {r["at"]["position"] for r in found if r["at"]} == bands and not any(
+                "why" in r for r in found
+            )
             assert len((folder / "items.jsonl").read_text().splitlines()) == 2
 
 
 def test_what_is_not_defined_says_why_on_disk_in_a_cell_and_under_a_curve(tmp_path):
-    undefined = Reading("perplexity", "text", {"position": "256-512"}, None, None, 0, "softmax attention, made for 256 positions")
-    assert plain([undefined, reading("perplexity", 2.0)])[0]["why"] and "why" not in plain([reading("perplexity", 2.0)])[0]
-    ours = [reading("perplexity", value, position=band) for band, value in (("64-128", 5.0), ("256-512", 6.0), ("0-64", 9.0))]
-    found = {("lizard", "ppl"): measurement("lizard", "ppl", *ours), ("teacher", "ppl"): measurement("teacher", "ppl", *ours[:1], undefined)}
+    undefined = Reading(
+        "perplexity",
+        "text",
+        {"position": "256-512"},
+        None,
+        None,
+        0,
+        "softmax attention, made for 256 positions",
+    )
+    assert (
+        plain([undefined, reading("perplexity", 2.0)])[0]["why"]
+        and "why" not in plain([reading("perplexity", 2.0)])[0]
+    )
+    ours = [
+        reading("perplexity", value, position=band)
+        for band, value in (("64-128", 5.0), ("256-512", 6.0), ("0-64", 9.0))
+    ]
+    found = {
+        ("lizard", "ppl"): measurement("lizard", "ppl", *ours),
+        ("teacher", "ppl"): measurement("teacher", "ppl", *ours[:1], undefined),
+    }
     panels = [{"measure": "ppl", "metric": "perplexity", "x": "position", "marks": {"window": 128}}]
     series = [{"title": "Lizard", "run": "lizard"}, {"title": "teacher", "run": "teacher"}]
-    claims = [{"claim": "c", "source": "s", "column": "perplexity", "op": "<", "left": {"row": "lizard", "at": {"position": "256-512"}},
-               "right": {"row": "teacher", "at": {"position": "256-512"}}}]  # fmt: skip
+    claims = [
+        {
+            "claim": "c",
+            "source": "s",
+            "column": "perplexity",
+            "op": "<",
+            "left": {"row": "lizard", "at": {"position": "256-512"}},
+            "right": {"row": "teacher", "at": {"position": "256-512"}},
+        }
+    ]
     figure = read(paper(tmp_path, stem="figure1", draw="curves", panels=panels, series=series, claims=claims))
-    assert list(points_of(frame_of(found), figure.spec.series[0], figure.spec.panels[0], found)["x"]) == ["0-64", "64-128", "256-512"]
+    assert list(points_of(frame_of(found), figure.spec.series[0], figure.spec.panels[0], found)["x"]) == [
+        "0-64",
+        "64-128",
+        "256-512",
+    ]
     assert [place(x) for x in ("0-64", "64-128", "64-", "a", 7)] == [32, 96, "64-", "a", 7]
     make(figure, found, About("mini", "SmolLM2"), tmp_path / "figure")
     column = {"name": "far", "measure": "ppl", "metric": "perplexity", "at": {"position": "256-512"}}
     claim = {"claim": "c", "source": "s", "left": "lizard", "right": "teacher", "column": "far", "op": "<"}
-    table = read(paper(tmp_path, stem="table1", columns=[column], rows=[{"run": "lizard"}, {"run": "teacher"}], claims=[claim]))
+    table = read(
+        paper(
+            tmp_path,
+            stem="table1",
+            columns=[column],
+            rows=[{"run": "lizard"}, {"run": "teacher"}],
+            claims=[claim],
+        )
+    )
     make(table, found, About("mini", "SmolLM2"), tmp_path / "table")
     csv, claims = ((tmp_path / f"table/table1.{suffix}").read_text() for suffix in ("csv", "claims.csv"))
-    assert "not defined: softmax attention, made for 256 positions" in csv and "not defined: softmax" in (tmp_path / "table/table1.md").read_text()
+    assert (
+        "not defined: softmax attention, made for 256 positions" in csv
+        and "not defined: softmax" in (tmp_path / "table/table1.md").read_text()
+    )
     assert "teacher: far is not defined: softmax attention, made for 256 positions" in claims

@@ -1,4 +1,5 @@
-"""Associative recall: the sequences, the score without any recall, the training from scratch, and the measurements of attention."""
+"""Associative recall: the sequences, the score without any recall, the training from scratch, and the
+measurements of attention."""
 
 import csv
 import json
@@ -48,7 +49,9 @@ def test_every_key_has_one_value_and_the_one_asked_for_is_among_the_pairs(sizes)
     assert values.min() >= sizes["keys"] and values.max() < sizes["keys"] + sizes["values"]
     for k, v, a, answer in zip(keys, values, asked, answers, strict=True):
         value_of = dict(zip(k.tolist(), v.tolist(), strict=True))
-        assert all(value_of[key] == value for key, value in zip(k.tolist(), v.tolist(), strict=True)), "a key has one value"
+        assert all(value_of[key] == value for key, value in zip(k.tolist(), v.tolist(), strict=True)), (
+            "a key has one value"
+        )
         assert value_of[int(a)] == answer
 
 
@@ -56,14 +59,21 @@ def test_the_papers_size_has_its_numbers():
     drawn = rows(4000, **PAPER)
     assert drawn.shape[1] == 128 and len(np.unique(drawn)) == 40
     assert recall.occurrences(drawn).mean() == pytest.approx(3.3, abs=0.1), "three times on average"
-    assert recall.floor(drawn).mean() == pytest.approx(0.165, abs=0.01), "what its Table 2 has for the maps that fail is 17.0"
+    assert recall.floor(drawn).mean() == pytest.approx(0.165, abs=0.01), (
+        "what its Table 2 has for the maps that fail is 17.0"
+    )
 
 
 def test_keys_that_are_present_are_asked_for_alike_often():
     """Keys are asked for alike, however often they occur; otherwise the floor would be another."""
     drawn = rows(20000, keys=3, values=5, pairs=4)
     keys, _, asked, _ = recall.pairs_of(drawn)
-    once = [a == k for row, a in zip(keys.tolist(), asked.tolist(), strict=True) for k, n in Counter(row).items() if n == 1 and len(set(row)) == 2]
+    once = [
+        a == k
+        for row, a in zip(keys.tolist(), asked.tolist(), strict=True)
+        for k, n in Counter(row).items()
+        if n == 1 and len(set(row)) == 2
+    ]
     assert np.mean(once) == pytest.approx(0.5, abs=0.02)
 
 
@@ -85,12 +95,20 @@ def data_job(folder, **settings) -> Job:
 
 
 def test_sequences_are_their_seed_s_and_the_test_is_the_same_for_all_and_not_among_the_training(tmp_path):
-    made_of = {name: recall.work(data_job(tmp_path / name, seed=seed)) for name, seed in (("a", 0), ("b", 0), ("c", 1))}
+    made_of = {
+        name: recall.work(data_job(tmp_path / name, seed=seed))
+        for name, seed in (("a", 0), ("b", 0), ("c", 1))
+    }
     assert made_of["a"]["files"] == made_of["b"]["files"] != made_of["c"]["files"]
     assert made_of["a"]["files"]["heldout_tokens.npy"] == made_of["c"]["files"]["heldout_tokens.npy"]
     for name in ("a", "c"):
-        train, test = (np.load(tmp_path / name / "out" / f"{split}_tokens.npy").reshape(-1, 12) for split in ("train", "heldout"))
-        assert (len(train), len(test)) == (200, 50) and not {r.tobytes() for r in train} & {r.tobytes() for r in test}
+        train, test = (
+            np.load(tmp_path / name / "out" / f"{split}_tokens.npy").reshape(-1, 12)
+            for split in ("train", "heldout")
+        )
+        assert (len(train), len(test)) == (200, 50) and not {r.tobytes() for r in train} & {
+            r.tobytes() for r in test
+        }
 
 
 def test_more_sequences_than_there_are_is_an_error_that_says_what_to_do(tmp_path):
@@ -108,7 +126,9 @@ def test_more_sequences_than_there_are_is_an_error_that_says_what_to_do(tmp_path
     ],
     ids=str,
 )
-def test_a_vocabulary_too_small_and_other_wrong_sizes_are_refused_before_anything_runs(tmp_path, entry, named):
+def test_a_vocabulary_too_small_and_other_wrong_sizes_are_refused_before_anything_runs(
+    tmp_path, entry, named
+):
     from relinear.plan.catalogue import read_data
 
     given = {"make": "recall", "keys": 4, "values": 4, "pairs": 5, "train": 20, "test": 5} | entry
@@ -125,19 +145,31 @@ def test_a_vocabulary_too_small_and_other_wrong_sizes_are_refused_before_anythin
 def test_a_model_with_a_vocabulary_of_its_own_reads_its_own_data_whatever_a_measure_names(scale):
     plan = Plan(scale=scale)
     model, own = plan.models[plan.run("recall_elu").model], plan.models[plan.run("recall_elu").model].data
-    for node in (plan.node("pretrain", "recall_elu"), *(Node("measure", "recall_elu", m) for m in ("gate", "recall_accuracy", "entropy"))):
+    for node in (
+        plan.node("pretrain", "recall_elu"),
+        *(Node("measure", "recall_elu", m) for m in ("gate", "recall_accuracy", "entropy")),
+    ):
         parents = plan.parents(node)
-        assert Node("recall", own) in parents.values() and not [p for p in parents.values() if p.stage in ("text", "written")]
+        assert Node("recall", own) in parents.values() and not [
+            p for p in parents.values() if p.stage in ("text", "written")
+        ]
     length = plan.scaled.sequence(own)
-    assert model.positions == length == plan.settings(plan.node("pretrain", "recall_elu"))["budget"]["seq_len"]
+    assert (
+        model.positions == length == plan.settings(plan.node("pretrain", "recall_elu"))["budget"]["seq_len"]
+    )
     assert plan.settings(Node("measure", "recall_elu", "gate"))["metric_options"]["seq_len"] <= length
     assert model.options["vocabulary"] == plan.data[own].options["keys"] + plan.data[own].options["values"]
-    assert plan.name("recall_elu") == replace(plan, teacher="tiny").name("recall_elu"), "another teacher is none of such a run's"
+    assert plan.name("recall_elu") == replace(plan, teacher="tiny").name("recall_elu"), (
+        "another teacher is none of such a run's"
+    )
 
 
 def test_recall_is_not_asked_of_a_model_that_knows_other_tokens():
     plan = Plan(scale="smollm2")
-    told = "recall_accuracy: recall_accuracy asks for values of keys .* 'smollm2-135m-instruct' knows others; possible: runs of recall-4x256, "
+    told = (
+        "recall_accuracy: recall_accuracy asks for values of keys .* 'smollm2-135m-instruct' knows others;"
+        " possible: runs of recall-4x256, "
+    )
     for run in ("teacher", "lizard"):
         with pytest.raises(ConfigError, match=f"measure {run} {told}"):
             plan.check_processes(plan.node("measure", run, "recall_accuracy"), 1)
@@ -148,10 +180,23 @@ def test_the_papers_size_is_that_of_the_scales_of_a_gpu():
     plan = Plan(scale="smollm2")
     settings = plan.settings(plan.node("pretrain", "recall_hedgehog"))
     model = plan.settings(plan.model_of("recall_hedgehog"))["model"]["options"]
-    assert (model["num_hidden_layers"], model["num_attention_heads"], model["head_dim"], model["vocabulary"]) == (4, 4, 64, 40)
+    assert (
+        model["num_hidden_layers"],
+        model["num_attention_heads"],
+        model["head_dim"],
+        model["vocabulary"],
+    ) == (4, 4, 64, 40)
     data = plan.settings(Node("recall", "recall"))
-    assert data["train"] - settings["budget"]["validation"] == 10_000 and data["test"] == 2000 and settings["budget"]["epochs"] == 100
-    assert settings["recipe"]["lr"] == 1e-4 and settings["recipe"]["patience"] == 10 and settings["budget"]["batch_size"] == 32
+    assert (
+        data["train"] - settings["budget"]["validation"] == 10_000
+        and data["test"] == 2000
+        and settings["budget"]["epochs"] == 100
+    )
+    assert (
+        settings["recipe"]["lr"] == 1e-4
+        and settings["recipe"]["patience"] == 10
+        and settings["budget"]["batch_size"] == 32
+    )
 
 
 def test_stopping_by_a_validation_that_there_is_not_is_refused():
@@ -161,7 +206,9 @@ def test_stopping_by_a_validation_that_there_is_not_is_refused():
         plan.check_processes(plan.node("pretrain", "recall_softmax"), 1)
     with pytest.raises(ConfigError, match="no data of kind 'recall', 'alpaca'; have recall, recall-small"):
         plan.node("recall", "alpaca")
-    with pytest.raises(ConfigError, match="data 'recall-smoke' have a size of their own, and a dose is of texts; got 2"):
+    with pytest.raises(
+        ConfigError, match="data 'recall-smoke' have a size of their own, and a dose is of texts; got 2"
+    ):
         plan.text("recall", "recall-tiny", 2)
 
 
@@ -182,7 +229,12 @@ def trained(tmp_path_factory):
 
 
 def test_every_table_and_figure_is_drawn_of_eleven_maps_and_bert_s_column_of_its_own_runs(trained):
-    runs = {run for name in ARTEFACTS for run, _ in trained.reads(trained.artefacts[name]) if run.startswith("recall_")}
+    runs = {
+        run
+        for name in ARTEFACTS
+        for run, _ in trained.reads(trained.artefacts[name])
+        if run.startswith("recall_")
+    }
     assert len(runs) == 11
     for name in ARTEFACTS:
         for path in draw_planned(trained, trained.artefacts[name]):
@@ -192,9 +244,18 @@ def test_every_table_and_figure_is_drawn_of_eleven_maps_and_bert_s_column_of_its
         with (out / f"{stem}.csv").open() as file:
             table = list(csv.DictReader(file))
         assert len(table) == n and "not run" not in {row["bert_ft"] for row in table}
-        published = {row["run"]: (float(row["published_ar"]), float(row["published_bert_ft"])) for row in table if row["published_ar"]}
+        published = {
+            row["run"]: (float(row["published_ar"]), float(row["published_bert_ft"]))
+            for row in table
+            if row["published_ar"]
+        }
         assert published["recall_softmax"] == (100, 58.8) and published["recall_taylor"] == (100, 58.4)
-        assert all(0 <= float(row["ar"]) <= 100 and 0 < float(row["floor"]) < 100 and float(row["pretrain_tokens"]) == 896 for row in table)
+        assert all(
+            0 <= float(row["ar"]) <= 100
+            and 0 < float(row["floor"]) < 100
+            and float(row["pretrain_tokens"]) == 896
+            for row in table
+        )
         claims = list(csv.DictReader((out / f"{stem}.claims.csv").read_text().splitlines()))
         assert {claim["verdict"] for claim in claims} == {"not tested"}
     assert "c 9 k 8 j 3 ... f 1 c" in (out / "table12.md").read_text()
@@ -204,22 +265,41 @@ def test_every_table_and_figure_is_drawn_of_eleven_maps_and_bert_s_column_of_its
 @pytest.mark.dag
 def test_the_rules_make_a_run_from_scratch_of_what_it_needs_and_no_text(fresh):
     target = "results/smoke/runs/recall_elu/recall_accuracy/run.json"
-    jobs = ["measure recall_elu gate", "measure recall_elu recall_accuracy", "model recall-tiny", "pretrain recall_elu", "recall recall-smoke"]
+    jobs = [
+        "measure recall_elu gate",
+        "measure recall_elu recall_accuracy",
+        "model recall-tiny",
+        "pretrain recall_elu",
+        "recall recall-smoke",
+    ]
     assert fresh.planned(target) == [*jobs]
     fresh.snakemake(target)
     assert fresh.planned(target) == []
 
 
 def readings(plan, run, measure):
-    return {r["metric"]: r for r in json.loads((plan.folder(Node("measure", run, measure)) / "metrics.json").read_text())["readings"] if not r["at"]}
+    return {
+        r["metric"]: r
+        for r in json.loads((plan.folder(Node("measure", run, measure)) / "metrics.json").read_text())[
+            "readings"
+        ]
+        if not r["at"]
+    }
 
 
 def test_all_weights_are_trained_the_method_s_too_and_the_best_are_kept(trained):
     for run, added in (("recall_softmax", False), ("recall_hedgehog", True)):
         folder = trained.folder(Node("pretrain", run))
-        weights, metrics = load_file(folder / "model.safetensors"), json.loads((folder / "metrics.json").read_text())
+        weights, metrics = (
+            load_file(folder / "model.safetensors"),
+            json.loads((folder / "metrics.json").read_text()),
+        )
         begun = load_file(trained.folder(trained.model_of(run)) / "model.safetensors")
-        assert all(not torch.equal(w, begun[name].float()) for name, w in weights.items() if name in begun and w.ndim == 2)
+        assert all(
+            not torch.equal(w, begun[name].float())
+            for name, w in weights.items()
+            if name in begun and w.ndim == 2
+        )
         assert any(".method." in name for name in weights) == added
         assert metrics["trainable_params"] == sum(w.numel() for w in weights.values())
         losses = [line["validation_loss"] for line in curve_of(folder) if "validation_loss" in line]
@@ -230,14 +310,28 @@ def test_measured_are_accuracy_floor_and_attention(trained):
     for run in ("recall_softmax", "recall_hedgehog"):
         found = readings(trained, run, "recall_accuracy")
         test = recall.rows_of(trained.folder(Node("recall", "recall-smoke")), "heldout")
-        assert found["accuracy"]["n"] == 16 and found["floor"]["value"] == pytest.approx(recall.floor(test).mean())
-        items = [json.loads(x) for x in (trained.folder(Node("measure", run, "recall_accuracy")) / "items.jsonl").read_text().splitlines()]
+        assert found["accuracy"]["n"] == 16 and found["floor"]["value"] == pytest.approx(
+            recall.floor(test).mean()
+        )
+        items = [
+            json.loads(x)
+            for x in (
+                (trained.folder(Node("measure", run, "recall_accuracy")) / "items.jsonl")
+                .read_text()
+                .splitlines()
+            )
+        ]
         assert [i["answer"] == test[i["item"], -1] for i in items] == [i["right"] for i in items]
         assert found["accuracy"]["value"] == pytest.approx(np.mean([i["right"] for i in items]))
         assert found["vocabulary"]["value"] == 8 and found["length"]["value"] == 16
         attention = readings(trained, run, "entropy")
-        assert 0 < attention["entropy"]["value"] <= np.mean(np.log(np.arange(2, 17))) and 0 < attention["entropy_share"]["value"] <= 1
-    assert readings(trained, "recall_softmax", "entropy")["monotonicity"]["value"] == pytest.approx(1.0), "softmax is monotonic"
+        assert (
+            0 < attention["entropy"]["value"] <= np.mean(np.log(np.arange(2, 17)))
+            and 0 < attention["entropy_share"]["value"] <= 1
+        )
+    assert readings(trained, "recall_softmax", "entropy")["monotonicity"]["value"] == pytest.approx(1.0), (
+        "softmax is monotonic"
+    )
 
 
 class Stop(Exception):
@@ -258,7 +352,9 @@ def fit_job(trained, folder, *, epochs=6, patience=2, die_at=None) -> tuple[Job,
                 raise Stop
             super().log(metrics, step)
 
-    return Dying(name="toy", settings=settings, parents=parents, out=folder / "out", work=folder, dtype="float32")
+    return Dying(
+        name="toy", settings=settings, parents=parents, out=folder / "out", work=folder, dtype="float32"
+    )
 
 
 @pytest.mark.parametrize("dies", [5, 13])
@@ -272,11 +368,15 @@ def test_an_interruption_shows_in_neither_weights_nor_validation(trained, tmp_pa
     assert all(torch.equal(a[name], b[name]) for name in a)
 
 
-def test_a_validation_loss_that_falls_no_more_ends_the_training_with_its_lowest_weights(trained, tmp_path, monkeypatch):
+def test_a_validation_loss_that_falls_no_more_ends_the_training_with_its_lowest_weights(
+    trained, tmp_path, monkeypatch
+):
     losses = iter([3.0, 2.0, 2.5, 2.4, 1.0])
     monkeypatch.setattr(pretrain.Validation, "loss", lambda self: next(losses))
     kept = []
-    monkeypatch.setattr(pretrain, "collected", lambda model, leads: kept.append(1) or {"w": torch.tensor([float(len(kept))])})
+    monkeypatch.setattr(
+        pretrain, "collected", lambda model, leads: kept.append(1) or {"w": torch.tensor([float(len(kept))])}
+    )
     metrics = pretrain.work(fit_job(trained, tmp_path, patience=2))
     assert metrics["steps"] == 4 * 7 and metrics["epoch"] == 2 and metrics["validation_loss"] == 2.0
     assert load_file(tmp_path / "out/model.safetensors")["w"].item() == 2.0, "those of the second epoch"
@@ -291,7 +391,9 @@ def test_data_that_a_model_cannot_read_are_refused_before_training(trained, tmp_
         pretrain.work(job)
     job = fit_job(trained, tmp_path)
     job.settings["budget"]["validation"] = 64
-    with pytest.raises(UserError, match="64 sequences are to be kept aside for validation; the text holds 64"):
+    with pytest.raises(
+        UserError, match="64 sequences are to be kept aside for validation; the text holds 64"
+    ):
         pretrain.work(job)
     job = fit_job(trained, tmp_path)
     job.settings["budget"]["seq_len"] = 4096
@@ -302,12 +404,17 @@ def test_data_that_a_model_cannot_read_are_refused_before_training(trained, tmp_
 
 def test_a_vocabulary_of_numbers_is_its_own_ids():
     tokenizer = number_tokenizer(40)
-    assert len(tokenizer) == 40 and tokenizer("0 39 7")["input_ids"] == [0, 39, 7] and tokenizer.decode([0, 39]) == "0 39"
+    assert (
+        len(tokenizer) == 40
+        and tokenizer("0 39 7")["input_ids"] == [0, 39, 7]
+        and tokenizer.decode([0, 39]) == "0 39"
+    )
 
 
 # --- maps: the numbers of untrained ones, and their definitions ---
 
-BIDIRECTIONAL = {  # mean entropy, KL to softmax and rank correlation of rows, q, k ~ 0.7 N(0, 1), d 64, n 128, made with numpy
+# mean entropy, KL to softmax and rank correlation of rows, q, k ~ 0.7 N(0, 1), d 64, n 128, made with numpy
+BIDIRECTIONAL = {
     ("elu", ()): (4.849, 0.106, 0.408),
     ("relu", ()): (4.799, 0.078, 0.575),
     ("cosformer", ()): (4.759, 0.130, 0.449),
@@ -342,7 +449,8 @@ def test_untrained_maps_have_the_entropy_the_distance_and_the_monotonicity_that_
     soft, own = scores.softmax(-1), bidirectional(*case, inputs)
     kl = (soft * (soft.log() - own.log())).sum(-1).mean().item()
     found = entropy(own).mean().item(), kl, spearman(scores.numpy(), own.numpy()).mean()
-    tolerances = (0.05, 0.03, 0.05) if case[0] == "performer" else (0.01, 0.01, 0.05)  # Performer's features are drawn, too
+    # Performer's features are drawn, too
+    tolerances = (0.05, 0.03, 0.05) if case[0] == "performer" else (0.01, 0.01, 0.05)
     for got, wanted, tolerance in zip(found, expected, tolerances, strict=True):
         assert got == pytest.approx(wanted, abs=tolerance), (found, expected)
     assert entropy(soft).mean().item() == pytest.approx(4.732, abs=0.01)
@@ -373,7 +481,9 @@ def test_performer_s_products_are_softmax_s_on_average():
     inputs = random_inputs(scale=0.3, n=16)
     soft = softmax_weights(inputs, HEADS)
     found = [
-        load("feature_map")(HEADS, options("feature_map", {"map": "performer", "features": 512, "seed": seed})).attention_weights(inputs)
+        load("feature_map")(
+            HEADS, options("feature_map", {"map": "performer", "features": 512, "seed": seed})
+        ).attention_weights(inputs)
         for seed in range(8)
     ]
     assert (torch.stack(found).mean(0) - soft).abs().max() < 0.05 * soft.max()
@@ -393,11 +503,18 @@ def test_cosformer_counts_real_tokens_and_refuses_positions_without_an_angle():
 
 def test_a_map_whose_features_do_not_fit_and_options_of_other_maps_are_refused():
     wide = Heads(hidden=8192, heads=32, groups=32, dim=256, scale=1 / 16)
-    with pytest.raises(ValueError, match=r"map 'taylor' has 65793 features.*GiB a layer and sequence, where 1 are possible.*elu with 256"):
+    with pytest.raises(
+        ValueError,
+        match=(
+            r"map 'taylor' has 65793 features.*GiB a layer and sequence, where 1 are possible.*elu with 256"
+        ),
+    ):
         load("feature_map")(wide, options("feature_map", {"map": "taylor"}))
     with pytest.raises(ValueError, match="temperature is an option of map 'exp'; got map 'elu'"):
         options("feature_map", {"map": "elu", "temperature": 2.0})
-    with pytest.raises(ValueError, match="options of 'feature_map'.map: Input should be 'elu', .* 'taylor'; got 'linear'"):
+    with pytest.raises(
+        ValueError, match="options of 'feature_map'.map: Input should be 'elu', .* 'taylor'; got 'linear'"
+    ):
         options("feature_map", {"map": "linear"})
 
 
@@ -411,7 +528,9 @@ def test_entropy_and_rank_correlation_are_their_definitions():
     rng = np.random.default_rng(0)
     a, b = rng.normal(size=(5, 30)), rng.integers(4, size=(5, 30)).astype(float)
     np.testing.assert_allclose(spearman(a, b), [spearmanr(x, y).statistic for x, y in zip(a, b, strict=True)])
-    assert (spearman(a, np.exp(a)) == pytest.approx(1.0)) and spearman(a, np.ones_like(a)).tolist() == [0.0] * 5
+    assert (spearman(a, np.exp(a)) == pytest.approx(1.0)) and spearman(a, np.ones_like(a)).tolist() == [
+        0.0
+    ] * 5
 
 
 def test_attention_is_that_of_the_model_itself_and_not_of_the_softmax_it_replaced():
@@ -435,15 +554,32 @@ def test_the_folder_of_a_run_from_scratch_is_loaded_again(trained):
 
     for run in ("recall_softmax", "recall_hedgehog"):
         folder = trained.root / "runs" / run
-        test = torch.from_numpy(recall.rows_of(trained.folder(Node("recall", "recall-smoke")), "heldout").astype(np.int64))
+        test = torch.from_numpy(
+            recall.rows_of(trained.folder(Node("recall", "recall-smoke")), "heldout").astype(np.int64)
+        )
         answers = load_run(folder)(test[:, :-1], use_cache=False).logits[:, -1].argmax(-1)
-        items = [json.loads(x) for x in (Path(folder) / "recall_accuracy/items.jsonl").read_text().splitlines()]
+        items = [
+            json.loads(x) for x in (Path(folder) / "recall_accuracy/items.jsonl").read_text().splitlines()
+        ]
         assert answers.tolist() == [i["answer"] for i in items]
 
 
 def test_the_loss_can_be_of_the_answers_alone():
     labels = np.arange(12)
-    assert pretrain.last_alone(labels, 4).tolist() == [-100, -100, -100, 3, -100, -100, -100, 7, -100, -100, -100, 11]
+    assert pretrain.last_alone(labels, 4).tolist() == [
+        -100,
+        -100,
+        -100,
+        3,
+        -100,
+        -100,
+        -100,
+        7,
+        -100,
+        -100,
+        -100,
+        11,
+    ]
 
 
 def test_both_readings_of_the_papers_loss_and_all_its_recipes_are_planned():
@@ -451,7 +587,13 @@ def test_both_readings_of_the_papers_loss_and_all_its_recipes_are_planned():
     runs = [run for run in plan.runs if run.startswith("sweep_recall_") and "attention" not in run]
     recipes = [plan.settings(plan.node("pretrain", run)) for run in runs]
     said = {
-        (r["recipe"]["learn"], r["recipe"]["lr"], r["recipe"]["weight_decay"], r["budget"]["batch_size"], r["options"]["feature"])
+        (
+            r["recipe"]["learn"],
+            r["recipe"]["lr"],
+            r["recipe"]["weight_decay"],
+            r["budget"]["batch_size"],
+            r["options"]["feature"],
+        )
         for r in recipes
-    }  # fmt: skip
+    }
     assert len(runs) == len(said) == 2 * 2 * 2 * 2 * 2

@@ -1,4 +1,5 @@
-"""A folder of committed results has all that a reader needs, is small, is whole or not there, and goes into MLflow beside one's own runs."""
+"""A folder of committed results has all that a reader needs, is small, is whole or not there, and goes into
+MLflow beside one's own runs."""
 
 import hashlib
 import json
@@ -31,12 +32,29 @@ from relinear.plan.specs import available, read
 from relinear.share.export import export as export_run
 from relinear.tracking import committed as reference
 
-SCORED = ("commonsense", "mmlu", "mmlu_continuation", "lambada", "boolq")  # measures whose readings are means over items
+# measures whose readings are means over items
+SCORED = ("commonsense", "mmlu", "mmlu_continuation", "lambada", "boolq")
 VERBS = ("tests/verbs.py", "cpu")  # in one process: each would take seconds to import torch and mlflow
 COMMITTED = Path(__file__).resolve().parent.parent / "results" / "reference"
-CURVE = [{"step": i, "time": 1.7e9 + i, "loss": 1 / (i + 1), "lr": 3e-4, "terms": {"layer_00": 2 / (i + 3)}} for i in range(997)]
-ITEMS = [{"task": "piqa", "doc_id": i, "target": i % 2, "scores": [-i / 7, -3.25], "acc": float(i % 3 == 0), "acc_norm": 1.0} for i in range(20)]
-ITEMS += [{"task": "mmlu", "subject": "law", "doc_id": 3, "target": 1, "scores": [-1.0], "acc": 0.0}, {"task": "lambada", "doc_id": 3, "acc": 1}]
+CURVE = [
+    {"step": i, "time": 1.7e9 + i, "loss": 1 / (i + 1), "lr": 3e-4, "terms": {"layer_00": 2 / (i + 3)}}
+    for i in range(997)
+]
+ITEMS = [
+    {
+        "task": "piqa",
+        "doc_id": i,
+        "target": i % 2,
+        "scores": [-i / 7, -3.25],
+        "acc": float(i % 3 == 0),
+        "acc_norm": 1.0,
+    }
+    for i in range(20)
+]
+ITEMS += [
+    {"task": "mmlu", "subject": "law", "doc_id": 3, "target": 1, "scores": [-1.0], "acc": 0.0},
+    {"task": "lambada", "doc_id": 3, "acc": 1},
+]
 
 
 def lines(values: list[dict]) -> str:
@@ -44,13 +62,30 @@ def lines(values: list[dict]) -> str:
 
 
 FILES = {
-    "metrics.json": "{}", "history.jsonl": lines(CURVE), "items.jsonl": lines(ITEMS), "method.safetensors": "m", "model.safetensors": "whole",
-    "adapter/adapter_model.safetensors": "a", "adapter/adapter_config.json": "{}", "adapter/README.md": "peft's", "weights.safetensors": "w",
-}  # fmt: skip
+    "metrics.json": "{}",
+    "history.jsonl": lines(CURVE),
+    "items.jsonl": lines(ITEMS),
+    "method.safetensors": "m",
+    "model.safetensors": "whole",
+    "adapter/adapter_model.safetensors": "a",
+    "adapter/adapter_config.json": "{}",
+    "adapter/README.md": "peft's",
+    "weights.safetensors": "w",
+}
 RECORD = {
-    "schema": 2, "scale": "tiny", "run": "", "stage": "", "key": "k", "config": {}, "parents": {}, "artefacts": {}, "hardware": {"dtype": "float32"},
-    "git": {"commit": "0" * 40, "dirty": False}, "datasets": [], "tokens": 0,
-}  # fmt: skip
+    "schema": 2,
+    "scale": "tiny",
+    "run": "",
+    "stage": "",
+    "key": "k",
+    "config": {},
+    "parents": {},
+    "artefacts": {},
+    "hardware": {"dtype": "float32"},
+    "git": {"commit": "0" * 40, "dirty": False},
+    "datasets": [],
+    "tokens": 0,
+}
 
 
 @pytest.fixture
@@ -89,21 +124,36 @@ def test_what_is_small_and_cannot_be_made_again_is_kept(results, tmp_path):
     sizes = reference.export(results, tmp_path / "out")
     kept = {p.relative_to(tmp_path / "out").as_posix() for p in (tmp_path / "out").rglob("*") if p.is_file()}
     of_stage = {"method.safetensors", "adapter/adapter_model.safetensors", "adapter/adapter_config.json"}
-    shared = {"comparison/table2.csv", "comparison/table2.provenance.json", "lolcats/figure3.png", "lolcats/figure9.pdf", "reference.json",
-              *store.FILES}  # fmt: skip
+    shared = {
+        "comparison/table2.csv",
+        "comparison/table2.provenance.json",
+        "lolcats/figure3.png",
+        "lolcats/figure9.pdf",
+        "reference.json",
+        *store.FILES,
+    }
     assert kept == shared | {f"runs/lizard/finetune/{name}" for name in of_stage}
-    assert sum(sizes.values()) == sum((tmp_path / "out" / name).stat().st_size for name in kept - {"reference.json"})
+    assert sum(sizes.values()) == sum(
+        (tmp_path / "out" / name).stat().st_size for name in kept - {"reference.json"}
+    )
     assert sizes.keys() == {"runs/lizard", "comparison", "lolcats", *store.FILES}
     packed = store.opened(tmp_path / "out").all()
     assert packed.keys() == {"runs/lizard/finetune", "text/toy"}
     for node, found in packed.items():
-        assert found.record == (results / node / "run.json").read_bytes() and found.metrics == (results / node / "metrics.json").read_bytes()
-    assert len(packed["runs/lizard/finetune"].curve) == 250 and packed["text/toy"].curve is packed["text/toy"].items is None
+        assert (
+            found.record == (results / node / "run.json").read_bytes()
+            and found.metrics == (results / node / "metrics.json").read_bytes()
+        )
+    assert (
+        len(packed["runs/lizard/finetune"].curve) == 250
+        and packed["text/toy"].curve is packed["text/toy"].items is None
+    )
     reference.export(results, tmp_path / "out", weights=False)
     light = {p.relative_to(tmp_path / "out").as_posix() for p in (tmp_path / "out").rglob("*") if p.is_file()}
     assert light == {name for name in kept if not name.startswith("runs/")}
     sizes = reference.export(results, tmp_path / "out")  # its own work is replaced
-    (results / "comparison/table2.csv").write_text("run\nsupra\n")  # the weights of an ablation's runs are not what the table shows
+    # the weights of an ablation's runs are not what the table shows
+    (results / "comparison/table2.csv").write_text("run\nsupra\n")
     reference.export(results, tmp_path / "out")
     assert not list((tmp_path / "out").rglob("*.safetensors"))
     (results / "comparison/table2.csv").unlink()
@@ -117,7 +167,8 @@ def test_what_is_small_and_cannot_be_made_again_is_kept(results, tmp_path):
 
 
 def test_a_later_slice_of_results_is_added_to_what_is_committed(results, tmp_path):
-    """What the slice lacks stays as it was, the weights of the committed table's rows among it; of a stage in both, the slice's alone is kept."""
+    """What the slice lacks stays as it was, the weights of the committed table's rows among it; of a stage in
+    both, the slice's alone is kept."""
     out, part = tmp_path / "out", tmp_path / "part/tiny"
     reference.export(results, out)
     before = {p.relative_to(out).as_posix(): p.read_bytes() for p in out.rglob("*") if p.is_file()}
@@ -126,19 +177,29 @@ def test_a_later_slice_of_results_is_added_to_what_is_committed(results, tmp_pat
         (part / stage).mkdir(parents=True)
         (part / stage / "metrics.json").write_text(text)
         (part / stage / "method.safetensors").write_text("m")
-        artefacts = {name: {"sha256": sha256(part / stage / name)} for name in ("metrics.json", "method.safetensors")}
+        artefacts = {
+            name: {"sha256": sha256(part / stage / name)} for name in ("metrics.json", "method.safetensors")
+        }
         (part / stage / "run.json").write_text(json.dumps({**RECORD, "artefacts": artefacts}))
     sizes = reference.export(part, out, add=True)
     after = {p.relative_to(out).as_posix(): p.read_bytes() for p in out.rglob("*") if p.is_file()}
     reference.verify(out)
     assert after.keys() == before.keys()  # supra is no row of the table
-    assert {name for name in before if after[name] != before[name]} == {"nodes.parquet", "reference.json"}, "none has readings, items or a curve"
+    assert {name for name in before if after[name] != before[name]} == {
+        "nodes.parquet",
+        "reference.json",
+    }, "none has readings, items or a curve"
     nodes = store.opened(out).all()
     assert nodes.keys() == nodes_before.keys() | {"runs/supra/finetune"}
-    assert nodes["runs/lizard/finetune"] == nodes_before["runs/lizard/finetune"] and nodes["text/toy"].metrics == b'{"anew": 1}'
+    assert (
+        nodes["runs/lizard/finetune"] == nodes_before["runs/lizard/finetune"]
+        and nodes["text/toy"].metrics == b'{"anew": 1}'
+    )
     was, now = (json.loads(files["reference.json"]) for files in (before, after))
     assert now["changed"] == was["changed"]
-    assert sizes["runs/lizard"] == sum(len(text) for name, text in before.items() if name.startswith("runs/lizard/"))
+    assert sizes["runs/lizard"] == sum(
+        len(text) for name, text in before.items() if name.startswith("runs/lizard/")
+    )
     with pytest.raises(UserError, match="has no reference.json of an earlier export to add to"):
         reference.export(part, tmp_path / "none", add=True)
     with pytest.raises(UserError, match="is an export of scale 'tiny', and .*other is of 'other'"):
@@ -168,7 +229,16 @@ def test_a_file_that_is_not_the_original_says_so_and_what_the_original_was(resul
 
 @pytest.mark.parametrize("length", [0, 1, 2, 249, 250, 251, 997, 2441])
 def test_a_thinned_curve_is_some_of_the_lines_evenly_with_the_first_and_the_last(length, tmp_path):
-    curve = [{"step": i, "time": 1.7e9 + i / 3, "loss": 1 / (i + 1), "lr": 1e-4 / 3, "terms": {"layer_00": 2 / (i + 3)}} for i in range(length)]
+    curve = [
+        {
+            "step": i,
+            "time": 1.7e9 + i / 3,
+            "loss": 1 / (i + 1),
+            "lr": 1e-4 / 3,
+            "terms": {"layer_00": 2 / (i + 3)},
+        }
+        for i in range(length)
+    ]
     (tmp_path / "history.jsonl").write_text(lines(curve))
     thin = reference._thin(tmp_path / "history.jsonl")
     steps = [line["step"] for line in thin]
@@ -181,7 +251,9 @@ def test_a_thinned_curve_is_some_of_the_lines_evenly_with_the_first_and_the_last
             assert line[name] == pytest.approx(original[name], rel=1e-5)
         assert line["time"] == pytest.approx(original["time"], abs=0.01, rel=0)
     parted = [line for line in thin if "terms" in line]
-    assert len(parted) <= len(thin) / reference.PARTS_EVERY + 2 and (not length or (parted[0], parted[-1]) == (thin[0], thin[-1]))
+    assert len(parted) <= len(thin) / reference.PARTS_EVERY + 2 and (
+        not length or (parted[0], parted[-1]) == (thin[0], thin[-1])
+    )
 
 
 def test_items_come_back_as_the_measurement_wrote_them(results, tmp_path):
@@ -190,14 +262,23 @@ def test_items_come_back_as_the_measurement_wrote_them(results, tmp_path):
     reference.export(results, tmp_path / "out")
     got = reference.read_items(tmp_path / "out" / place)
     for item, original in zip(got, ITEMS, strict=True):
-        assert item == original | {"scores": pytest.approx(original["scores"], abs=0.005, rel=0)} if "scores" in original else item == original
+        assert (
+            item == original | {"scores": pytest.approx(original["scores"], abs=0.005, rel=0)}
+            if "scores" in original
+            else item == original
+        )
     table = pd.read_parquet(tmp_path / "out/items.parquet")
     assert set(table["node"]) == {place}
-    assert table["acc"].tolist() == [item["acc"] for item in ITEMS] and table["task"].tolist() == [item["task"] for item in ITEMS]
+    assert table["acc"].tolist() == [item["acc"] for item in ITEMS] and table["task"].tolist() == [
+        item["task"] for item in ITEMS
+    ]
 
-    (results / "comparison/table2.csv").write_text("run\nsupra\n")  # of another run than the table's: outcomes, for differences to be paired
+    # of another run than the table's: outcomes, for differences to be paired
+    (results / "comparison/table2.csv").write_text("run\nsupra\n")
     reference.export(results, tmp_path / "out")
-    outcomes = [{name: value for name, value in item.items() if name not in ("scores", "target")} for item in ITEMS]
+    outcomes = [
+        {name: value for name, value in item.items() if name not in ("scores", "target")} for item in ITEMS
+    ]
     assert reference.read_items(tmp_path / "out" / place) == outcomes
     with pytest.raises(UserError, match="toy has no items: neither items.jsonl nor items in a store"):
         reference.read_items(tmp_path / "out/text/toy")
@@ -225,12 +306,24 @@ def test_a_figure_keeps_its_size_and_looks(tmp_path, colours):
 
 
 def test_what_is_committed_is_small():
-    sizes = {path.relative_to(COMMITTED).as_posix(): path.stat().st_size for path in COMMITTED.rglob("*") if path.is_file()}
-    largest = "\n".join(f"{size:>12,} {name}" for name, size in sorted(sizes.items(), key=lambda item: -item[1])[:20])
-    assert sum(sizes.values()) <= reference.LARGEST, f"results/reference has {sum(sizes.values()):,} bytes; the largest:\n{largest}"
+    sizes = {
+        path.relative_to(COMMITTED).as_posix(): path.stat().st_size
+        for path in COMMITTED.rglob("*")
+        if path.is_file()
+    }
+    largest = "\n".join(
+        f"{size:>12,} {name}" for name, size in sorted(sizes.items(), key=lambda item: -item[1])[:20]
+    )
+    assert sum(sizes.values()) <= reference.LARGEST, (
+        f"results/reference has {sum(sizes.values()):,} bytes; the largest:\n{largest}"
+    )
 
 
-@pytest.mark.parametrize("folder", sorted(path.parent for path in COMMITTED.glob("*/reference.json")), ids=lambda folder: folder.name)
+@pytest.mark.parametrize(
+    "folder",
+    sorted(path.parent for path in COMMITTED.glob("*/reference.json")),
+    ids=lambda folder: folder.name,
+)
 def test_what_is_committed_is_what_was_exported_of_what_its_records_name(folder):
     reference.verify(folder)
     differs = changed(folder)
@@ -243,15 +336,21 @@ def test_what_is_committed_is_what_was_exported_of_what_its_records_name(folder)
                 assert [differs[written]["sha256"] for written in kept] == [artefact["sha256"]], original
             elif (folder / original).is_file():
                 assert sha256(folder / original) == artefact["sha256"], original
-        assert hashlib.sha256(nodes.metrics(node)).hexdigest() == json.loads(nodes.record(node))["artefacts"]["metrics.json"]["sha256"]
-    for scored in (folder / node for node in nodes.rows if Path(node).name in SCORED and nodes.items(node) is not None):
+        assert (
+            hashlib.sha256(nodes.metrics(node)).hexdigest()
+            == json.loads(nodes.record(node))["artefacts"]["metrics.json"]["sha256"]
+        )
+    for scored in (
+        folder / node for node in nodes.rows if Path(node).name in SCORED and nodes.items(node) is not None
+    ):
         items = pd.DataFrame(reference.read_items(scored), columns=["task", "acc", "acc_norm"])
         readings = json.loads(store.read(scored / "metrics.json"))["readings"]
         assert readings and {reading["of"] for reading in readings} == set(items["task"]), scored
         for reading in readings:
             mine = items[items["task"] == reading["of"]]
             assert len(mine) == reading["n"], (scored, reading)
-            if reading["metric"] != "tied":  # the share of items whose largest scores are equal, which items do not keep
+            # the share of items whose largest scores are equal, which items do not keep
+            if reading["metric"] != "tied":
                 assert mine[reading["metric"]].mean() == pytest.approx(reading["value"]), (scored, reading)
 
 
@@ -279,17 +378,26 @@ METHOD = "runs/lizard/distill/method.safetensors"
 
 @pytest.fixture
 def trained(tmp_path):
-    """Makes results of a run, float32 as training leaves them, with a LoRA on the teacher's projections and on a method's gate."""
+    """Makes results of a run, float32 as training leaves them, with a LoRA on the teacher's projections and
+    on a method's gate."""
 
     def make(**dtypes: str):
         torch.manual_seed(0)
         root = tmp_path / "results/tiny"
         run = root / "runs/lizard"
-        shape = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+        shape = {
+            "vocab_size": 64,
+            "hidden_size": 64,
+            "intermediate_size": 64,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+        }
         teacher = LlamaForCausalLM(LlamaConfig(**shape))
         teacher.save_pretrained(root / "models/toy")
         model = linearize(teacher, "lizard")
-        lora = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", r=4, target_modules=["q_proj", "v_proj", "gate"]))
+        lora = get_peft_model(
+            model, LoraConfig(task_type="CAUSAL_LM", r=4, target_modules=["q_proj", "v_proj", "gate"])
+        )
         for name, p in lora.named_parameters():
             if "lora_" in name or ".method." in name:
                 torch.nn.init.normal_(p)
@@ -300,14 +408,30 @@ def trained(tmp_path):
         for stage, dtype in {"../../models/toy": "float32", **dtypes}.items():
             folder = run / stage
             folder.mkdir(exist_ok=True)
-            artefacts = {p.relative_to(folder).as_posix(): {"sha256": sha256(p)} for p in folder.rglob("*") if p.is_file()}
+            artefacts = {
+                p.relative_to(folder).as_posix(): {"sha256": sha256(p)}
+                for p in folder.rglob("*")
+                if p.is_file()
+            }
             parents = {
                 name: {"path": f"results/tiny/{path}", "key": "k"}
                 for name, path in {"model": "models/toy", **{s: f"runs/lizard/{s}" for s in ahead}}.items()
             }
-            config = {"method": "lizard", "options": {}, "links": [{"method": "lizard", "options": {}, "steps": list(ahead)}]}
-            record = {**RECORD, "run": folder.name, "measure": stage if stage == "perplexity" else "", "artefacts": artefacts, "config": config,
-                      "parents": parents, "hardware": {"dtype": dtype}, "stage": folder.name}  # fmt: skip
+            config = {
+                "method": "lizard",
+                "options": {},
+                "links": [{"method": "lizard", "options": {}, "steps": list(ahead)}],
+            }
+            record = {
+                **RECORD,
+                "run": folder.name,
+                "measure": stage if stage == "perplexity" else "",
+                "artefacts": artefacts,
+                "config": config,
+                "parents": parents,
+                "hardware": {"dtype": dtype},
+                "stage": folder.name,
+            }
             (folder / "run.json").write_text(json.dumps(record))
             ahead += [stage] if stage in ("distill", "finetune") else []
         return root
@@ -316,9 +440,14 @@ def trained(tmp_path):
 
 
 def test_an_adapter_is_rounded_as_a_bfloat16_run_loads_it(trained, tmp_path):
-    results, out = trained(distill="bfloat16", finetune="bfloat16", perplexity="bfloat16"), tmp_path / "results/reference/tiny"
+    results, out = (
+        trained(distill="bfloat16", finetune="bfloat16", perplexity="bfloat16"),
+        tmp_path / "results/reference/tiny",
+    )
     reference.export(results, out)
-    loaded, original = (load_run(root / "runs/lizard", torch.bfloat16).state_dict() for root in (out, results))
+    loaded, original = (
+        load_run(root / "runs/lizard", torch.bfloat16).state_dict() for root in (out, results)
+    )
     assert loaded.keys() == original.keys()
     for name, tensor in original.items():
         assert tensor.dtype == (torch.float32 if ".method." in name else torch.bfloat16), name
@@ -326,7 +455,10 @@ def test_an_adapter_is_rounded_as_a_bfloat16_run_loads_it(trained, tmp_path):
 
     stored, before = load_file(out / ADAPTER), load_file(results / ADAPTER)
     assert {x.dtype for x in before.values()} == {torch.float32} and stored.keys() == before.keys()
-    assert {".method." in name: x.dtype for name, x in stored.items()} == {True: torch.float32, False: torch.bfloat16}
+    assert {".method." in name: x.dtype for name, x in stored.items()} == {
+        True: torch.float32,
+        False: torch.bfloat16,
+    }
     with safe_open(out / ADAPTER, "pt") as exported, safe_open(results / ADAPTER, "pt") as own:
         assert exported.metadata() == own.metadata()
     assert (out / METHOD).read_bytes() == (results / METHOD).read_bytes()
@@ -334,9 +466,15 @@ def test_an_adapter_is_rounded_as_a_bfloat16_run_loads_it(trained, tmp_path):
     reference.verify(out)
     run = json.loads(store.read(out / "runs/lizard/finetune/run.json"))
     assert changed(out).keys() == {ADAPTER} and changed(out)[ADAPTER]["how"].startswith("bfloat16")
-    assert changed(out)[ADAPTER]["sha256"] == sha256(results / ADAPTER) == run["artefacts"]["adapter/adapter_model.safetensors"]["sha256"]
+    assert (
+        changed(out)[ADAPTER]["sha256"]
+        == sha256(results / ADAPTER)
+        == run["artefacts"]["adapter/adapter_model.safetensors"]["sha256"]
+    )
     (out / ADAPTER).write_bytes((results / ADAPTER).read_bytes())
-    with pytest.raises(UserError, match="adapter_model.safetensors is not what `relinear track export` wrote"):
+    with pytest.raises(
+        UserError, match="adapter_model.safetensors is not what `relinear track export` wrote"
+    ):
         reference.verify(out)
 
 
@@ -346,7 +484,10 @@ def test_a_committed_run_has_the_teacher_of_its_scale_and_no_other(trained, tmp_
     assert not (out / "models/toy/config.json").exists() and load_run(out / "runs/lizard").method_parameters()
     byte_tokenizer().save_pretrained(results / "models/toy")
     folder = export_run(out / "runs/lizard", tmp_path / "folder")
-    assert list(json.loads((folder / "relinear.json").read_text())["stages"])[:2] == ["models/toy", "runs/lizard/distill"]
+    assert list(json.loads((folder / "relinear.json").read_text())["stages"])[:2] == [
+        "models/toy",
+        "runs/lizard/distill",
+    ]
     assert "# lizard, linearized from toy" in (folder / "README.md").read_text() and list(folder.glob("*.py"))
     record = results / "models/toy/run.json"
     record.write_text(record.read_text().replace(sha256(results / "models/toy/model.safetensors"), "0"))
@@ -382,19 +523,32 @@ def test_committed_runs_of_another_clone_stand_beside_ones_own(tmp_path, interpr
     smoke = yaml.safe_load((clone / "workflow/scales/smoke.yaml").read_text())
     (clone / "workflow/scales/tiny.yaml").write_text(yaml.safe_dump(smoke))
     nodes = ("model tiny", "written stories@tiny", "text stories@tiny", "finetune teacher_lora")
-    done = clone.python(*VERBS, *(f"{node} --scale tiny --threads 1" for node in nodes), "track export results/tiny results/reference/tiny")
+    done = clone.python(
+        *VERBS,
+        *(f"{node} --scale tiny --threads 1" for node in nodes),
+        "track export results/tiny results/reference/tiny",
+    )
     assert "bytes  runs/teacher_lora" in done
     before = {run["id"] for run in clone.mlflow()}
     first, second = clone.python(*VERBS, *["track import results/reference/tiny"] * 2).splitlines()
     assert first.endswith("runs imported") and not first.startswith("0 ") and second == "0 runs imported"
     added = [run for run in clone.mlflow() if run["id"] not in before]
-    assert sorted(run["tags"]["stage"] for run in added if "stage" in run["tags"]) == ["finetune", "model", "text", "written"]
+    assert sorted(run["tags"]["stage"] for run in added if "stage" in run["tags"]) == [
+        "finetune",
+        "model",
+        "text",
+        "written",
+    ]
     done = clone.relinear("track", "rebuild")
-    assert "0 runs restored" in done.stdout and {run["id"] for run in clone.mlflow()} == before | {run["id"] for run in added}
+    assert "0 runs restored" in done.stdout and {run["id"] for run in clone.mlflow()} == before | {
+        run["id"] for run in added
+    }
     with (clone / "results/reference/tiny/readings.parquet").open("ab") as file:
         file.write(b" ")
     done = clone.relinear("track", "import", "results/reference/tiny")
-    assert done.returncode == 1 and done.stderr.startswith("error: results/reference/tiny/readings.parquet is not what")
+    assert done.returncode == 1 and done.stderr.startswith(
+        "error: results/reference/tiny/readings.parquet is not what"
+    )
 
 
 def test_results_of_another_budget_are_drawn_again_as_they_were(tmp_path):
@@ -428,7 +582,9 @@ def test_committed_results_are_drawn_only_as_their_manifest_names_them(tmp_path,
 def test_a_file_of_a_node_beside_a_store_that_no_manifest_names_is_refused(tmp_path):
     folder = Path(shutil.copytree(COMMITTED / "smollm2_quarter", tmp_path / "quarter"))
     table = available(COMMITTED.parents[1] / "workflow/papers")["comparison_details"]
-    run, measure = next((run, measure) for run, measure in table.reads() if store.has(folder / "runs" / run / measure))
+    run, measure = next(
+        (run, measure) for run, measure in table.reads() if store.has(folder / "runs" / run / measure)
+    )
     (folder / "runs" / run / measure).mkdir(parents=True)
     (folder / "runs" / run / measure / "items.jsonl").write_text("{}\n")
     with pytest.raises(UserError, match="items.jsonl is not what .*reference.json says"):
@@ -440,7 +596,13 @@ def test_pages_read_committed_files_only_as_their_manifest_names_them(tmp_path):
     file = next(folder.glob("*/*.claims.csv"), None) or next(folder.glob("*/*.csv"))
     assert rows_of(file)
     file.write_text(file.read_text().replace("1", "2"))
-    with pytest.raises(UserError, match=f"{file.name} is not what .*reference.json says: sha256 .* got, .* expected; `git checkout .*` restores"):
+    with pytest.raises(
+        UserError,
+        match=(
+            f"{file.name} is not what .*reference.json says: sha256 .* got, .* expected; `git checkout .*`"
+            " restores"
+        ),
+    ):
         rows_of(file)
     loose = tmp_path / "bench.csv"
     loose.write_text("a,b\n1,2\n")
@@ -467,11 +629,17 @@ def test_a_table_drawn_while_another_is_drawn_stays_in_the_manifest(tmp_path, mo
     reference.verify(folder)
 
 
-@pytest.mark.parametrize(("folder", "paper", "figure"), [("smollm2", "lizard", "figure2"), ("recall_smollm2", "hedgehog", "figure2")])
+@pytest.mark.parametrize(
+    ("folder", "paper", "figure"),
+    [("smollm2", "lizard", "figure2"), ("recall_smollm2", "hedgehog", "figure2")],
+)
 def test_a_figure_of_attention_weights_says_that_no_folder_keeps_them(folder, paper, figure, tmp_path):
     copy = Path(shutil.copytree(COMMITTED / folder, tmp_path / folder))
     with pytest.raises(
         UserError,
-        match=f"{paper}_{figure}: .*safetensors is missing; .* not committed; where they were measured: relinear draw {paper} {figure}",
+        match=(
+            f"{paper}_{figure}: .*safetensors is missing; .* not committed; where they were measured:"
+            f" relinear draw {paper} {figure}"
+        ),
     ):
         draw_committed(copy, read(COMMITTED.parents[1] / f"workflow/papers/{paper}/{figure}.yaml"))

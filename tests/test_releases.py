@@ -16,7 +16,8 @@ from relinear.linearize import releases as known
 from relinear.share.selfcontained import write_code
 
 ENDS = {"oldest": releases.OLDEST, "newest": releases.NEWEST}
-# The small law: every method and every family, with its cache against full passes; then what else a release can break silently.
+# The small law: every method and every family, with its cache against full passes; then what else a release
+# can break silently.
 LAWS = (
     "test_every_teacher_family_generates_what_full_passes_generate or test_a_document_in_a_packed_row or "
     "test_a_state_that_was_not_handed_on or test_generate_computes_the_logits_of_the_last_position or "
@@ -27,7 +28,7 @@ import sys, pytest, transformers
 assert transformers.__version__.startswith(sys.argv[1]), transformers.__version__
 sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "tests/test_laws.py", "tests/test_documents.py", "tests/test_generate.py",
                       "tests/test_trainer.py", "-k", sys.argv[2]]))
-"""
+"""  # noqa: E501
 # Runs without relinear.
 EXPORTED = """
 import sys, torch, transformers
@@ -46,7 +47,7 @@ for folder in folders:
     torch.testing.assert_close(model(prompt[:1], position_ids=positions).logits, apart)
     print("right", folder)
 assert not any(name.partition(".")[0] == "relinear" for name in sys.modules)
-"""
+"""  # noqa: E501
 
 
 def release_of(requirements) -> str:
@@ -75,12 +76,20 @@ def test_the_laws_hold_under_the_release(end):
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
-    """Folders with their own code: a method with a window, one with a gate, and a hybrid with softmax layers."""
+    """Folders with their own code: a method with a window, one with a gate, and a hybrid with softmax
+    layers."""
     folders = []
-    for i, (family, method, given) in enumerate((
-        ("llama", "lolcats", {"window": 4}), ("gemma3", "lizard", {"window": 4}), ("gpt2", "hedgehog", {"keep_softmax_layers": [0]}),
-    )):  # fmt: skip
-        model, folder = linearize(teacher(family, torch.float32), method, **given), tmp_path_factory.mktemp("exported") / f"model{i}"
+    for i, (family, method, given) in enumerate(
+        (
+            ("llama", "lolcats", {"window": 4}),
+            ("gemma3", "lizard", {"window": 4}),
+            ("gpt2", "hedgehog", {"keep_softmax_layers": [0]}),
+        )
+    ):
+        model, folder = (
+            linearize(teacher(family, torch.float32), method, **given),
+            tmp_path_factory.mktemp("exported") / f"model{i}",
+        )
         write_code(model, folder)
         model.save_pretrained(folder)
         folders.append(str(folder))
@@ -91,12 +100,17 @@ def exported(tmp_path_factory):
 def test_an_exported_folder_generates_what_full_passes_generate(exported, end, tmp_path):
     folder = tmp_path if end == "locked" else releases.or_skip(releases.installed, ENDS[end])
     release = "" if end == "locked" else release_of(ENDS[end])
-    run = releases.python(folder, "-c", EXPORTED, release, *exported, HF_MODULES_CACHE=str(tmp_path / "modules"))
+    run = releases.python(
+        folder, "-c", EXPORTED, release, *exported, HF_MODULES_CACHE=str(tmp_path / "modules")
+    )
     assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-6000:]
     assert run.stdout.count("right") == len(exported)
 
 
-@pytest.mark.parametrize(("release", "warned"), [("5.16.1", True), ("5.17.0", False), ("5.24.3", False), ("5.25.0.dev0", True), ("6.0.0", True)])
+@pytest.mark.parametrize(
+    ("release", "warned"),
+    [("5.16.1", True), ("5.17.0", False), ("5.24.3", False), ("5.25.0.dev0", True), ("6.0.0", True)],
+)
 def test_a_release_outside_the_range_is_said(release, warned, monkeypatch):
     monkeypatch.setattr(known.transformers, "__version__", release)
     with warnings.catch_warnings(record=True) as said:
@@ -105,11 +119,18 @@ def test_a_release_outside_the_range_is_said(release, warned, monkeypatch):
     assert len(said) == warned
     if warned:
         assert re.search(
-            rf"tested with transformers 5.17 to 5.24; got {release}.*Possible: pip install 'transformers>=5.17,<5.25'", str(said[0].message)
+            rf"tested with transformers 5.17 to 5.24; got {release}.*Possible: pip install"
+            r" 'transformers>=5.17,<5.25'",
+            str(said[0].message),
         )
 
 
 def test_a_release_that_names_the_cache_in_a_third_way_is_an_error(monkeypatch):
-    monkeypatch.setattr(known.GenerationMixin, "prepare_inputs_for_generation", lambda self, input_ids, memory=None: {})
-    with pytest.raises(ImportError, match="hands caches on under another name than cache or past_key_values; Possible: pip install"):
+    monkeypatch.setattr(
+        known.GenerationMixin, "prepare_inputs_for_generation", lambda self, input_ids, memory=None: {}
+    )
+    with pytest.raises(
+        ImportError,
+        match="hands caches on under another name than cache or past_key_values; Possible: pip install",
+    ):
         known.cache_name.__wrapped__()

@@ -11,7 +11,10 @@ from relinear.plan.plan import Plan
 from relinear.plan.strict import ConfigError
 from relinear.stages._stage import Node
 
-SCRIPT = "import sys, time, pathlib; time.sleep(float(sys.argv[2])); p = pathlib.Path(sys.argv[1]); p.mkdir(parents=True); (p / 'run.json').touch()"
+SCRIPT = (
+    "import sys, time, pathlib; time.sleep(float(sys.argv[2])); p = pathlib.Path(sys.argv[1]);"
+    " p.mkdir(parents=True); (p / 'run.json').touch()"
+)
 
 
 class Made:
@@ -61,7 +64,9 @@ def held(plan, minutes=1.0, **given):
 def test_all_is_made_parents_first_and_copied(plan, tmp_path):
     outcome = held(plan, out=tmp_path / "out").run()
     assert set(outcome.made) == set(PARENTS) and not outcome.failed and not outcome.left
-    assert all(outcome.made.index(parent) < outcome.made.index(node) for node in PARENTS for parent in PARENTS[node])
+    assert all(
+        outcome.made.index(parent) < outcome.made.index(node) for node in PARENTS for parent in PARENTS[node]
+    )
     assert outcome.made.index(FIRST) < outcome.made.index(SECOND)
     assert (tmp_path / "out" / "results" / "measure" / "b" / "gate" / "run.json").is_file()
 
@@ -73,7 +78,9 @@ def test_what_was_not_at_its_end_is_left_and_made_by_the_next(plan):
     assert outcome.left[GATE] == f"waits for `{FIRST}`" and outcome.left[SECOND] == "no time was left"
     plan.seconds.clear()
     again = held(plan).run()
-    assert again.stood == outcome.made and set(again.made) == set(PARENTS) - set(outcome.made) and not again.left
+    assert (
+        again.stood == outcome.made and set(again.made) == set(PARENTS) - set(outcome.made) and not again.left
+    )
 
 
 def test_a_failure_ends_what_needs_it_and_nothing_else(plan):
@@ -127,11 +134,16 @@ def test_a_training_with_a_checkpoint_goes_on_however_long_it_takes(plan, monkey
 def test_a_job_takes_one_gpu_of_its_own():
     plan = Plan(scale="smollm2")
     words = campaign.command_of(plan, Node("finetune", "lizard"), 2, "GPU-1")
-    assert words[words.index("--gpus") + 1] == "1" and "--gpus" not in campaign.command_of(plan, Node("finetune", "lizard"), 2)
+    assert words[words.index("--gpus") + 1] == "1" and "--gpus" not in campaign.command_of(
+        plan, Node("finetune", "lizard"), 2
+    )
 
 
 def test_an_unknown_target_is_named_with_what_is_near():
-    with pytest.raises(ConfigError, match="no target 'lolcats_tabel1'; near it: .*lolcats_table1.*a target is a table or figure"):
+    with pytest.raises(
+        ConfigError,
+        match="no target 'lolcats_tabel1'; near it: .*lolcats_table1.*a target is a table or figure",
+    ):
         nodes_of(Plan(scale="smoke"), ["lolcats_tabel1"])
 
 
@@ -145,4 +157,8 @@ def test_the_summary_says_which_targets_are_whole(plan, monkeypatch):
     monkeypatch.setattr(campaign, "_measurements", lambda plan, target: [GATE] if target == "a" else [FAR])
     plan.seconds[SECOND] = "no number"
     lines = summary(held(plan).run(), ["a", "b"], plan)
-    assert lines[:3] == ["4 made, 0 that these need stood before, 1 failed, 1 left", "a: all measurements are there", "b: 1 measurements are missing"]
+    assert lines[:3] == [
+        "4 made, 0 that these need stood before, 1 failed, 1 left",
+        "a: all measurements are there",
+        "b: 1 measurements are missing",
+    ]

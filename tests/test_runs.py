@@ -1,4 +1,5 @@
-"""A run's model is loaded whole or not at all: every file that its records name, every tensor that the model needs, and nothing untrained."""
+"""A run's model is loaded whole or not at all: every file that its records name, every tensor that the model
+needs, and nothing untrained."""
 
 import json
 import re
@@ -22,10 +23,19 @@ from relinear.plan.plan import Plan
 from relinear.share.runs import chain_of
 from relinear.tracking import live as tracking
 
-COMMITTED = [place / "runs" / run for place in store.campaigns(ROOT / "results/reference") for run in store.runs(place)]
+COMMITTED = [
+    place / "runs" / run for place in store.campaigns(ROOT / "results/reference") for run in store.runs(place)
+]
 STEPS = ("measure hedgehog gate", "finetune supra", "finetune teacher_lora")
-MODEL, METHOD, ADAPTER = "models/tiny/model.safetensors", "runs/hedgehog/distill/method.safetensors", "runs/hedgehog/finetune/adapter/"
-WHOLE, LORA = "runs/supra/finetune/model.safetensors", "runs/teacher_lora/finetune/adapter/adapter_model.safetensors"
+MODEL, METHOD, ADAPTER = (
+    "models/tiny/model.safetensors",
+    "runs/hedgehog/distill/method.safetensors",
+    "runs/hedgehog/finetune/adapter/",
+)
+WHOLE, LORA = (
+    "runs/supra/finetune/model.safetensors",
+    "runs/teacher_lora/finetune/adapter/adapter_model.safetensors",
+)
 
 
 @pytest.fixture(scope="module")
@@ -66,8 +76,14 @@ def weights_named(run: Path) -> set[Path]:
     scale, found, waiting = run.parents[1], set(), store.parts(run)
     for step in waiting:
         record = json.loads(store.read(step / "run.json"))
-        found |= {step / name for name in record["artefacts"] if name.endswith("safetensors") and step.name in TRAINING}
-        others = (scale / "runs" / Path(*Path(parent["path"]).parts[-2:]) for parent in record["parents"].values())
+        found |= {
+            step / name
+            for name in record["artefacts"]
+            if name.endswith("safetensors") and step.name in TRAINING
+        }
+        others = (
+            scale / "runs" / Path(*Path(parent["path"]).parts[-2:]) for parent in record["parents"].values()
+        )
         waiting += [other for other in others if store.has(other) and other not in waiting]
     return found
 
@@ -82,10 +98,20 @@ def test_a_committed_run_is_whole_or_says_what_is_missing_and_the_command_that_m
         chain_of(run)
     except UserError as error:
         if there:  # what it began with is too large to commit
-            assert re.search(rf"is not in .*results/{home}/models/([\w.-]+); `relinear model \1 --scale {scale}{options}` makes it$", str(error))
+            assert re.search(
+                rf"is not in .*results/{home}/models/([\w.-]+); `relinear model \1 --scale {scale}{options}`"
+                r" makes it$",
+                str(error),
+            )
             return
-        command = rf"`snakemake --cores all results/{home}/runs/([\w.-]+)/(\w+)/run.json --config scale={scale}{more}`$"
-        said = re.search(rf"/\w+: its weights are not committed \(.*safetensors\); this command makes them: {command}", str(error))
+        command = (
+            rf"`snakemake --cores all results/{home}/runs/([\w.-]+)/(\w+)/run.json --config"
+            rf" scale={scale}{more}`$"
+        )
+        said = re.search(
+            rf"/\w+: its weights are not committed \(.*safetensors\); this command makes them: {command}",
+            str(error),
+        )
         assert said, error
         assert Plan(scale=scale).node(said[2], said[1])
     else:
@@ -94,7 +120,11 @@ def test_a_committed_run_is_whole_or_says_what_is_missing_and_the_command_that_m
 
 def test_most_committed_runs_have_no_weights_and_the_table_s_have():
     """Otherwise the test above could not fail."""
-    there = {run.name: all(path.is_file() for path in weights_named(run)) for run in COMMITTED if run.parents[1].name == "smollm2"}
+    there = {
+        run.name: all(path.is_file() for path in weights_named(run))
+        for run in COMMITTED
+        if run.parents[1].name == "smollm2"
+    }
     assert (
         there["lizard"]
         and there["teacher_lora"]
@@ -103,11 +133,17 @@ def test_most_committed_runs_have_no_weights_and_the_table_s_have():
         and not there["supra"]
         and not there["lizard-seed1"]
     )
-    assert not any(all(path.is_file() for path in weights_named(run)) for run in COMMITTED if run.name == "hedgehog" and "table2_mini" in run.parts)
+    assert not any(
+        all(path.is_file() for path in weights_named(run))
+        for run in COMMITTED
+        if run.name == "hedgehog" and "table2_mini" in run.parts
+    )
 
 
 def test_the_command_does_not_answer_with_a_model_that_nothing_trained(monkeypatch):
-    code, stderr = relinear(monkeypatch, "generate", str(ROOT / "results/reference/smollm2/runs/supra"), "--prompt", "x")
+    code, stderr = relinear(
+        monkeypatch, "generate", str(ROOT / "results/reference/smollm2/runs/supra"), "--prompt", "x"
+    )
     assert code == 1 and stderr.count("\n") == 1 and "weights are not committed" in stderr
 
 
@@ -133,31 +169,48 @@ MISSING = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("damage", [Path.unlink, cut, lambda p: p.write_bytes(b"")], ids=["gone", "cut", "empty"])
+@pytest.mark.parametrize(
+    "damage", [Path.unlink, cut, lambda p: p.write_bytes(b"")], ids=["gone", "cut", "empty"]
+)
 @pytest.mark.parametrize("case", MISSING)
 def test_every_file_that_a_record_names_is_required_as_it_was_written(root, case, damage):
     name, run, command = MISSING[case]
     damage(root / name)
     with pytest.raises(UserError) as error:
         load_run(root / "runs" / run)
-    assert name in str(error.value) and f"`relinear {command} --scale smoke` again" in str(error.value), error.value
+    assert name in str(error.value) and f"`relinear {command} --scale smoke` again" in str(error.value), (
+        error.value
+    )
 
 
 def test_a_step_that_is_gone_is_missed_where_a_measurement_was_made_of_it(root):
     shutil.rmtree(root / "runs/hedgehog/finetune")
-    with pytest.raises(UserError, match=r"hedgehog/finetune has no run.json.*`relinear finetune hedgehog` again"):
+    with pytest.raises(
+        UserError, match=r"hedgehog/finetune has no run.json.*`relinear finetune hedgehog` again"
+    ):
         load_run(root / "runs/hedgehog")
 
 
 def test_a_finetuning_by_lora_must_have_named_its_adapter(root):
     shutil.rmtree(root / ADAPTER)
     record = root / "runs/hedgehog/finetune/run.json"
-    rewrite(record, lambda r: [r["artefacts"].pop(name) for name in list(r["artefacts"]) if name.startswith("adapter/")])
-    with pytest.raises(UserError, match="names no adapter/adapter_config.json, adapter/adapter_model.safetensors, which this finetune leaves"):
+    rewrite(
+        record,
+        lambda r: [r["artefacts"].pop(name) for name in list(r["artefacts"]) if name.startswith("adapter/")],
+    )
+    with pytest.raises(
+        UserError,
+        match=(
+            "names no adapter/adapter_config.json, adapter/adapter_model.safetensors, which this finetune"
+            " leaves"
+        ),
+    ):
         load_run(root / "runs/hedgehog")
 
 
-@pytest.mark.parametrize("text", ["", '{"schema": 2', "[]", "{}", '{"schema": 3}', "\x00\x00", '{"schema": 2, "artefacts": 3}'])
+@pytest.mark.parametrize(
+    "text", ["", '{"schema": 2', "[]", "{}", '{"schema": 3}', "\x00\x00", '{"schema": 2, "artefacts": 3}']
+)
 @pytest.mark.parametrize("record", ["runs/hedgehog/distill", "runs/hedgehog/gate", "models/tiny"])
 def test_a_record_that_cannot_be_believed_is_named(root, record, text):
     (root / record / "run.json").write_text(text)
@@ -165,15 +218,23 @@ def test_a_record_that_cannot_be_believed_is_named(root, record, text):
         load_run(root / "runs/hedgehog")
 
 
-@pytest.mark.parametrize("change", [
-    lambda r: r["config"].pop("links"), lambda r: r["config"].update(links=[]), lambda r: r["config"].update(links=[{"method": "hedgehog"}]),
-    lambda r: r["config"]["links"][0].update(steps=["nothing"]), lambda r: r["parents"].pop("model"),
-    lambda r: r["parents"]["model"].update(path="results/smoke/../../models/tiny"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda r: r["config"].pop("links"),
+        lambda r: r["config"].update(links=[]),
+        lambda r: r["config"].update(links=[{"method": "hedgehog"}]),
+        lambda r: r["config"]["links"][0].update(steps=["nothing"]),
+        lambda r: r["parents"].pop("model"),
+        lambda r: r["parents"]["model"].update(path="results/smoke/../../models/tiny"),
+    ],
+)
 def test_a_record_that_does_not_tell_the_chain_is_named(root, change):
     for record in root.glob("runs/hedgehog/*/run.json"):
         rewrite(record, change)
-    with pytest.raises(UserError, match=r"run.json does not say what the run's model is made of|is not there"):
+    with pytest.raises(
+        UserError, match=r"run.json does not say what the run's model is made of|is not there"
+    ):
         load_run(root / "runs/hedgehog")
 
 
@@ -207,8 +268,20 @@ def shape(tensors) -> str:
     return f"{name} [3] instead of"
 
 
-CHANGES = {"NaN": number(float("nan")), "infinite": number(float("-inf")), "missing": less, "unexpected": more, "misshapen": shape}
-FILES = {MODEL: "hedgehog", METHOD: "hedgehog", f"{ADAPTER}adapter_model.safetensors": "hedgehog", WHOLE: "supra", LORA: "teacher_lora"}
+CHANGES = {
+    "NaN": number(float("nan")),
+    "infinite": number(float("-inf")),
+    "missing": less,
+    "unexpected": more,
+    "misshapen": shape,
+}
+FILES = {
+    MODEL: "hedgehog",
+    METHOD: "hedgehog",
+    f"{ADAPTER}adapter_model.safetensors": "hedgehog",
+    WHOLE: "supra",
+    LORA: "teacher_lora",
+}
 
 
 @pytest.mark.parametrize("case", CHANGES)
@@ -230,8 +303,13 @@ def test_tensors_that_are_not_the_model_s_or_not_finite_are_refused_whoever_sign
 def test_a_number_that_is_none_is_found_in_any_dtype(tmp_path, dtype, value):
     from relinear.weights import require_finite
 
-    finite = {"odd": torch.full((3,), 1.5, dtype=dtype), "large": torch.full((2, 5), torch.finfo(dtype).max, dtype=dtype),
-              "small": torch.full((), torch.finfo(dtype).tiny, dtype=dtype), "none": torch.zeros(0, dtype=dtype), "ids": torch.arange(3)}  # fmt: skip
+    finite = {
+        "odd": torch.full((3,), 1.5, dtype=dtype),
+        "large": torch.full((2, 5), torch.finfo(dtype).max, dtype=dtype),
+        "small": torch.full((), torch.finfo(dtype).tiny, dtype=dtype),
+        "none": torch.zeros(0, dtype=dtype),
+        "ids": torch.arange(3),
+    }
     save_file(finite, tmp_path / "a.safetensors")
     require_finite(tmp_path / "a.safetensors")
     save_file(finite | {"last": torch.tensor([0, 1, value], dtype=dtype)}, tmp_path / "a.safetensors")
@@ -258,7 +336,9 @@ def test_a_plain_folder_answers_whole_or_not_at_all(monkeypatch, plain, case):
 
 @pytest.mark.parametrize("case", CHANGES)
 @pytest.mark.parametrize("file", ["model.safetensors", "adapter_model.safetensors"])
-def test_an_adapter_beside_a_plain_model_is_checked_and_so_is_the_model(monkeypatch, root, tmp_path, file, case):
+def test_an_adapter_beside_a_plain_model_is_checked_and_so_is_the_model(
+    monkeypatch, root, tmp_path, file, case
+):
     from relinear.share.export import export
 
     out = export(root / "runs/teacher_lora", tmp_path / "out", merge=False)
@@ -270,26 +350,42 @@ def test_an_adapter_beside_a_plain_model_is_checked_and_so_is_the_model(monkeypa
     assert code == 1 and named.split(" ")[0] in stderr and stderr.count("\n") == 1, stderr
 
 
-@pytest.mark.parametrize("file", ["model.safetensors", "adapter_model.safetensors", "adapter_config.json", "config.json"])
+@pytest.mark.parametrize(
+    "file", ["model.safetensors", "adapter_model.safetensors", "adapter_config.json", "config.json"]
+)
 def test_a_file_of_an_export_that_is_another_of_the_same_shapes_is_refused(monkeypatch, root, tmp_path, file):
     from relinear.share.export import export
 
     out = export(root / "runs/teacher_lora", tmp_path / "out", merge=False)
     if file.endswith(".json"):
-        rewrite(out / file, lambda told: told.update({"lora_alpha": 17} if "adapter" in file else {"rms_norm_eps": 0.5}))
+        rewrite(
+            out / file,
+            lambda told: told.update({"lora_alpha": 17} if "adapter" in file else {"rms_norm_eps": 0.5}),
+        )
     else:
-        save_file({name: 2 * tensor for name, tensor in load_file(out / file).items()}, out / file, {"format": "pt"})
+        save_file(
+            {name: 2 * tensor for name, tensor in load_file(out / file).items()}, out / file, {"format": "pt"}
+        )
     code, stderr = relinear(monkeypatch, "generate", str(out), "--prompt", "x")
-    assert code == 1 and f"{file} is not the file that `relinear export` wrote, by relinear.json; possible" in stderr, stderr
+    assert (
+        code == 1
+        and f"{file} is not the file that `relinear export` wrote, by relinear.json; possible" in stderr
+    ), stderr
     (out / "relinear.json").unlink()
-    assert relinear(monkeypatch, "generate", str(out), "--prompt", "x", "--max-new-tokens", "2")[0] == 0, "the reader's own"
+    assert relinear(monkeypatch, "generate", str(out), "--prompt", "x", "--max-new-tokens", "2")[0] == 0, (
+        "the reader's own"
+    )
 
 
-@pytest.mark.parametrize("damage", [cut, lambda p: p.write_bytes(b"x" * 200), Path.unlink, lambda p: p.write_bytes(b"")])
+@pytest.mark.parametrize(
+    "damage", [cut, lambda p: p.write_bytes(b"x" * 200), Path.unlink, lambda p: p.write_bytes(b"")]
+)
 def test_a_plain_folder_of_a_broken_file_is_named(monkeypatch, plain, damage):
     damage(plain / "model.safetensors")
     code, stderr = relinear(monkeypatch, "generate", str(plain), "--prompt", "x")
-    assert code == 1 and "models/tiny" in stderr and "safetensors" in stderr and "Traceback" not in stderr, stderr
+    assert code == 1 and "models/tiny" in stderr and "safetensors" in stderr and "Traceback" not in stderr, (
+        stderr
+    )
 
 
 def test_a_model_in_several_files_is_one_model(plain, tmp_path, monkeypatch):
@@ -297,7 +393,10 @@ def test_a_model_in_several_files_is_one_model(plain, tmp_path, monkeypatch):
     AutoTokenizer.from_pretrained(plain).save_pretrained(tmp_path / "cut")
     files = sorted((tmp_path / "cut").glob("*.safetensors"))
     assert len(files) > 1 and AutoModelForCausalLM.from_pretrained(tmp_path / "cut").num_parameters()
-    assert relinear(monkeypatch, "generate", str(tmp_path / "cut"), "--prompt", "x", "--max-new-tokens", "2")[0] == 0
+    assert (
+        relinear(monkeypatch, "generate", str(tmp_path / "cut"), "--prompt", "x", "--max-new-tokens", "2")[0]
+        == 0
+    )
     files[-1].unlink()
     code, stderr = relinear(monkeypatch, "generate", str(tmp_path / "cut"), "--prompt", "x")
     assert code == 1 and files[-1].name in stderr and "Traceback" not in stderr, stderr

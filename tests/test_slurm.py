@@ -1,4 +1,5 @@
-"""The profile `slurm` on a real Slurm: controller, node and authentication on loopback, as the user who tests, until the test ends.
+"""The profile `slurm` on a real Slurm: controller, node and authentication on loopback, as the user who
+tests, until the test ends.
 
 Needs Debian's slurmctld, slurmd, slurm-client and munge; neither root nor systemd.
 """
@@ -21,10 +22,14 @@ PATH = f"{os.environ['PATH']}:/usr/sbin:/sbin"
 MISSING = [p for p in PROGRAMS if not shutil.which(p, path=PATH)]
 
 pytestmark = pytest.mark.skipif(
-    bool(MISSING), reason=f"NOT TESTED ON SLURM: no {', '.join(MISSING)}; apt-get install slurmctld slurmd slurm-client munge"
+    bool(MISSING),
+    reason=(
+        f"NOT TESTED ON SLURM: no {', '.join(MISSING)}; apt-get install slurmctld slurmd slurm-client munge"
+    ),
 )
 
-# For a container without systemd: no accounting database, no cgroups, and the node has the resources that stand here.
+# For a container without systemd: no accounting database, no cgroups, and the node has the resources that
+# stand here.
 CONF = """
 ClusterName=relinear
 SlurmctldHost={host}(127.0.0.1)
@@ -62,7 +67,8 @@ def ask(*command: str) -> str:
 
 @pytest.fixture
 def slurm(tmp_path, monkeypatch) -> Iterator[Path]:
-    """A cluster of one node, which the commands of this process and its children speak to; its folder, with the daemons' logs."""
+    """A cluster of one node, which the commands of this process and its children speak to; its folder, with
+    the daemons' logs."""
     folder = tmp_path / "slurm"
     for name in ("munge", "state", "spool", "bin"):
         (folder / name).mkdir(parents=True)
@@ -71,11 +77,15 @@ def slurm(tmp_path, monkeypatch) -> Iterator[Path]:
     key.chmod(0o400)
     host, memory = socket.gethostname().split(".")[0], psutil.virtual_memory().total >> 20
     ports = free_ports(2)
-    text = CONF.format(host=host, user=getpass.getuser(), folder=folder, ports=ports, cores=os.cpu_count(), memory=memory)
+    text = CONF.format(
+        host=host, user=getpass.getuser(), folder=folder, ports=ports, cores=os.cpu_count(), memory=memory
+    )
     (folder / "slurm.conf").write_text(text)
     # Inside a job the plugin drops SLURM_CONF: on a real cluster srun finds its configuration in /etc/slurm.
     srun = folder / "bin/srun"
-    srun.write_text(f'#!/bin/sh\nSLURM_CONF={folder}/slurm.conf exec {shutil.which("srun", path=PATH)} "$@"\n')
+    srun.write_text(
+        f'#!/bin/sh\nSLURM_CONF={folder}/slurm.conf exec {shutil.which("srun", path=PATH)} "$@"\n'
+    )
     srun.chmod(0o755)
     monkeypatch.setenv("SLURM_CONF", f"{folder}/slurm.conf")
     monkeypatch.setenv("PATH", f"{folder / 'bin'}:{PATH}")
@@ -83,12 +93,23 @@ def slurm(tmp_path, monkeypatch) -> Iterator[Path]:
     daemons = []
     try:
         # --force: pytest's folders are closed to other users, none of whom takes part.
-        for command in (["munged", "--foreground", "--force", f"--socket={folder}/munge/socket", *files], ["slurmctld", "-D"], ["slurmd", "-D"]):
+        for command in (
+            ["munged", "--foreground", "--force", f"--socket={folder}/munge/socket", *files],
+            ["slurmctld", "-D"],
+            ["slurmd", "-D"],
+        ):
             with (folder / f"{command[0]}.out").open("w") as out:
                 daemons.append(subprocess.Popen(command, stdout=out, stderr=out, stdin=subprocess.DEVNULL))
             if command[0] == "munged":
                 wait((folder / "munge/socket").exists, "munged", 20)
-        wait(lambda: "idle" in subprocess.run(["sinfo", "--noheader", "-o", "%T"], capture_output=True, text=True).stdout, logs(folder), 40)
+        wait(
+            lambda: (
+                "idle"
+                in subprocess.run(["sinfo", "--noheader", "-o", "%T"], capture_output=True, text=True).stdout
+            ),
+            logs(folder),
+            40,
+        )
         yield folder
         subprocess.run(["scancel", f"--user={getpass.getuser()}"], check=False, timeout=60)
         wait(lambda: not ask("squeue", "--noheader"), "the jobs to end", 60)
@@ -107,14 +128,17 @@ def logs(folder: Path):
 
     class Text:
         def __str__(self) -> str:
-            return "the node to be idle: " + "\n".join(f"{p.name}: {p.read_text()[-1500:]}" for p in folder.glob("*.out"))
+            return "the node to be idle: " + "\n".join(
+                f"{p.name}: {p.read_text()[-1500:]}" for p in folder.glob("*.out")
+            )
 
     return Text()
 
 
 def test_a_cancelled_job_is_resumed_by_the_same_command(slurm, fresh, tmp_path):
     run, target = "t2r", "results/smoke/runs/t2r/gate/run.json"
-    warm, fresh = fresh, fresh._replace(interpreter=sys.executable)  # Slurm ends its own processes, and no forks of another
+    # Slurm ends its own processes, and no forks of another
+    warm, fresh = fresh, fresh._replace(interpreter=sys.executable)
     warm.snakemake("results/smoke/text/stories@tiny/run.json")  # here, to save the test a minute
     append(fresh, "src/relinear/tracking/live.py", HOLD)
     (fresh / "hold").write_text(f"{run} finetune step 5")
@@ -129,7 +153,9 @@ def test_a_cancelled_job_is_resumed_by_the_same_command(slurm, fresh, tmp_path):
     output, _ = process.communicate()
     assert process.returncode != 0 and f"SLURM-job '{job}' failed, SLURM status is: 'CANCELLED'" in output
     assert list((fresh / f"results/smoke/.work/{run}.finetune/checkpoints").glob("0*"))
-    assert children(fresh, run, "finetune") == ["KILLED"], "Slurm's SIGTERM came to the stage, which said goodbye"
+    assert children(fresh, run, "finetune") == ["KILLED"], (
+        "Slurm's SIGTERM came to the stage, which said goodbye"
+    )
 
     (fresh / "hold").unlink()
     (fresh / "held").unlink()

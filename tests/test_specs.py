@@ -26,7 +26,11 @@ MATRIX = {
 }
 OTHER = {"run": "lizard", "cells": {"acc": {"run": "t2r"}}}
 CLAIM = {"claim": "c", "source": "s", "left": "lizard", "right": "t2r", "column": "acc", "op": ">"}
-GRID = {"draw": "grid", "cell": {"measure": "needle", "metric": "acc", "x": "length", "y": "depth"}, "panels": [{"run": "lizard"}]}
+GRID = {
+    "draw": "grid",
+    "cell": {"measure": "needle", "metric": "acc", "x": "length", "y": "depth"},
+    "panels": [{"run": "lizard"}],
+}
 COSTS = {
     "draw": "curves",
     "file": "costs.csv",
@@ -37,9 +41,19 @@ COSTS = {
 PAIRS = {
     "draw": "curves",
     "series": [{"run": "teacher", "title": "softmax"}],
-    "panels": [{"x": "pairs", "measure": measure, "metric": "exact_match"} for measure in ("kv_recall", "kv_recall_far")],
+    "panels": [
+        {"x": "pairs", "measure": measure, "metric": "exact_match"}
+        for measure in ("kv_recall", "kv_recall_far")
+    ],
 }
-RATIO = {"claim": "c", "source": "s", "left": {"row": "teacher", "at": {"batch": 1}}, "column": "peak_gib", "op": ">", "ratio": 2}
+RATIO = {
+    "claim": "c",
+    "source": "s",
+    "left": {"row": "teacher", "at": {"batch": 1}},
+    "column": "peak_gib",
+    "op": ">",
+    "ratio": 2,
+}
 
 
 # --- the papers' specs ---
@@ -47,12 +61,21 @@ RATIO = {"claim": "c", "source": "s", "left": {"row": "teacher", "at": {"batch":
 
 def test_every_spec_of_the_repository_is_right_and_called_as_its_label_is():
     found = available(PAPERS)
-    assert {"comparison_table2", "lolcats_table1", "lizard_figure5", "supra_figure1", *(f"lolcats_figure{n}" for n in range(2, 7))} <= set(found)
+    assert {
+        "comparison_table2",
+        "lolcats_table1",
+        "lizard_figure5",
+        "supra_figure1",
+        *(f"lolcats_figure{n}" for n in range(2, 7)),
+    } <= set(found)
     for name, artefact in found.items():
         assert name == f"{artefact.paper}_{artefact.stem}" and ROOT / artefact.path == artefact.file
         assert artefact.spec.says and "\n" not in artefact.spec.says
         assert artefact.reads() or artefact.files()
-        assert len(artefact.outputs("r")) == len(set(artefact.outputs("r"))) and "provenance.json" in artefact.spec.suffixes
+        assert (
+            len(artefact.outputs("r")) == len(set(artefact.outputs("r")))
+            and "provenance.json" in artefact.spec.suffixes
+        )
 
 
 def test_a_label_stands_in_one_spec_and_in_its_paper_s_list():
@@ -61,7 +84,10 @@ def test_a_label_stands_in_one_spec_and_in_its_paper_s_list():
     assert len(labels) == len(set(labels))
     every = [label for paper in listed.values() for label in paper.labels]
     assert len(every) == len(set(every)) == 63
-    assert set(every) >= {artefact.spec.label for artefact in found.values() if artefact.paper not in ("comparison", "t2r")}  # ours
+    # ours
+    assert set(every) >= {
+        artefact.spec.label for artefact in found.values() if artefact.paper not in ("comparison", "t2r")
+    }
 
 
 def test_published_averages_are_the_means_of_their_cells():
@@ -94,12 +120,20 @@ def test_the_softmax_row_is_the_teacher_before_and_after_lora():
 
 
 def test_reading_the_specs_imports_nothing_heavy():
-    code = "import sys; from relinear.plan.specs import available; available(__import__('pathlib').Path(sys.argv[1])); print(*sys.modules)"
+    code = (
+        "import sys; from relinear.plan.specs import available;"
+        " available(__import__('pathlib').Path(sys.argv[1])); print(*sys.modules)"
+    )
     done = subprocess.run(
-        [sys.executable, "-c", code, str(PAPERS)], capture_output=True, text=True, env={"PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'kernels'}"}
+        [sys.executable, "-c", code, str(PAPERS)],
+        capture_output=True,
+        text=True,
+        env={"PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'kernels'}"},
     )
     assert done.returncode == 0, done.stderr
-    assert not {"torch", "transformers", "matplotlib", "pandas", "numpy", "tabulate"} & set(done.stdout.split())
+    assert not {"torch", "transformers", "matplotlib", "pandas", "numpy", "tabulate"} & set(
+        done.stdout.split()
+    )
 
 
 # --- what a spec means ---
@@ -107,10 +141,21 @@ def test_reading_the_specs_imports_nothing_heavy():
 
 def test_a_row_with_measured_columns_reads_its_gate_and_each_measurement_once(tmp_path):
     again = {"name": "stem", "measure": "mmlu", "metric": "acc", "of": "stem"}
-    artefact = read(paper(tmp_path, columns=[ACC, again], rows=[{"run": "lizard"}, {"run": "t2r", "cells": {"stem": {"run": "teacher"}}}]))
+    artefact = read(
+        paper(
+            tmp_path,
+            columns=[ACC, again],
+            rows=[{"run": "lizard"}, {"run": "t2r", "cells": {"stem": {"run": "teacher"}}}],
+        )
+    )
     assert artefact.reads() == [
-        ("lizard", "mmlu"), ("lizard", "gate"), ("t2r", "mmlu"), ("t2r", "gate"), ("teacher", "mmlu"), ("teacher", "gate"),
-    ]  # fmt: skip
+        ("lizard", "mmlu"),
+        ("lizard", "gate"),
+        ("t2r", "mmlu"),
+        ("t2r", "gate"),
+        ("teacher", "mmlu"),
+        ("teacher", "gate"),
+    ]
 
 
 def test_a_row_s_words_name_the_runs_of_its_cells(tmp_path):
@@ -130,20 +175,36 @@ def test_a_row_s_words_name_the_runs_of_its_cells(tmp_path):
 def test_a_scale_leaves_out_a_row(tmp_path):
     two, four = MATRIX["rows"]
     artefact = read(paper(tmp_path, **MATRIX | {"rows": [two | {"not_at": ["mini"]}, four]}))
-    assert {run for run, _ in artefact.reads("mini")} == {f"lizard_w{w}_m4" for w in (32, 64, 128)} and artefact.not_at == {"mini"}
+    assert {run for run, _ in artefact.reads("mini")} == {
+        f"lizard_w{w}_m4" for w in (32, 64, 128)
+    } and artefact.not_at == {"mini"}
     assert len({run for run, _ in artefact.reads("smollm2")}) == 6
 
 
 def test_a_field_that_is_the_whole_of_a_value_keeps_its_type(tmp_path):
-    column = {"name": "ppl", "run": "lizard", "measure": "ppl_{length}", "metric": "perplexity", "at": {"length": "{length}"}}
+    column = {
+        "name": "ppl",
+        "run": "lizard",
+        "measure": "ppl_{length}",
+        "metric": "perplexity",
+        "at": {"length": "{length}"},
+    }
     line, _ = read(
-        paper(tmp_path, texts={"length": "Length"}, rows=[{"name": str(n), "text": {"length": n}} for n in (2048, 4096)], columns=[column])
+        paper(
+            tmp_path,
+            texts={"length": "Length"},
+            rows=[{"name": str(n), "text": {"length": n}} for n in (2048, 4096)],
+            columns=[column],
+        )
     ).spec.lines
     assert line.cells["ppl"] == Address("lizard", "ppl_2048", "perplexity", None, {"length": 2048})
 
 
 def test_a_row_may_read_another_measure_in_the_place_of_the_columns(tmp_path):
-    rows = [{"run": "lizard"}, {"run": "lizard", "name": "by text", "measures": {"mmlu": "mmlu_continuation"}}]
+    rows = [
+        {"run": "lizard"},
+        {"run": "lizard", "name": "by text", "measures": {"mmlu": "mmlu_continuation"}},
+    ]
     usual, other = read(paper(tmp_path, columns=[ACC], rows=rows)).spec.lines
     assert (usual.cells["acc"].measure, other.cells["acc"].measure) == ("mmlu", "mmlu_continuation")
     with pytest.raises(ConfigError, match="row 'lizard', measures: no measure 'boolq'; have mmlu"):
@@ -152,7 +213,9 @@ def test_a_row_may_read_another_measure_in_the_place_of_the_columns(tmp_path):
 
 def test_derived_names_of_runs_are_names(tmp_path):
     rows = [{"run": "lizard"}, {"run": "lizard@mistral-7b"}, {"run": "lizard-seed1"}]
-    assert [run for run, measure in read(paper(tmp_path, columns=[ACC], rows=rows)).reads() if measure == "mmlu"] == [row["run"] for row in rows]
+    assert [
+        run for run, measure in read(paper(tmp_path, columns=[ACC], rows=rows)).reads() if measure == "mmlu"
+    ] == [row["run"] for row in rows]
 
 
 @pytest.mark.parametrize(
@@ -162,7 +225,10 @@ def test_derived_names_of_runs_are_names(tmp_path):
         (TABLE | {"draw": "picture"}, {"png", "pdf", "provenance.json"}),
         (TABLE | {"draw": "picture", "claims": [CLAIM]}, {"png", "pdf", "provenance.json", "claims.csv"}),
         (GRID, {"png", "pdf", "provenance.json"}),
-        (COSTS | {"claims": [RATIO | {"recipe": "another card"}]}, {"png", "pdf", "provenance.json", "claims.csv"}),
+        (
+            COSTS | {"claims": [RATIO | {"recipe": "another card"}]},
+            {"png", "pdf", "provenance.json", "claims.csv"},
+        ),
     ],
 )
 def test_a_table_makes_a_csv_and_a_figure_pictures_and_claims_where_it_has_some(tmp_path, spec, suffixes):
@@ -171,7 +237,9 @@ def test_a_table_makes_a_csv_and_a_figure_pictures_and_claims_where_it_has_some(
         path.with_suffix(".py").write_text("")
     artefact = read(path)
     assert set(artefact.spec.suffixes) == suffixes
-    assert set(artefact.outputs("results/mini/lizard")) == {f"results/mini/lizard/table1.{suffix}" for suffix in suffixes}
+    assert set(artefact.outputs("results/mini/lizard")) == {
+        f"results/mini/lizard/table1.{suffix}" for suffix in suffixes
+    }
     assert artefact.module == f"relinear.draw.{spec.get('draw', 'table')}"
 
 
@@ -179,12 +247,20 @@ def test_a_spec_may_be_another_one_under_a_label_of_its_own(tmp_path):
     paper(tmp_path, **TABLE, published=[{"value": 1.0}])
     again = paper(tmp_path, stem="table9", label="Table 9", same_as="table1")
     found = read(again)
-    assert (found.spec.label, found.path, found.rows_path) == ("Table 9", *(f"workflow/papers/lizard/{stem}.yaml" for stem in ("table9", "table1")))
+    assert (found.spec.label, found.path, found.rows_path) == (
+        "Table 9",
+        *(f"workflow/papers/lizard/{stem}.yaml" for stem in ("table9", "table1")),
+    )
     assert found.reads() == read(again.with_name("table1.yaml")).reads()
-    assert found.spec.published("lizard").source == "Table 9 (measured)", "the numbers are those of the label that prints them again"
+    assert found.spec.published("lizard").source == "Table 9 (measured)", (
+        "the numbers are those of the label that prints them again"
+    )
     for change, message in (
         ({"same_as": "table2"}, "same_as is a table or figure of the same paper; got 'table2'; have table1"),
-        ({"same_as": "table9", "stem": "table7"}, "same_as table9, which is itself same_as table1; name that"),
+        (
+            {"same_as": "table9", "stem": "table7"},
+            "same_as table9, which is itself same_as table1; name that",
+        ),
         ({"same_as": "table1", "rows": []}, "is same_as table1 and has rows of its own"),
     ):
         with pytest.raises(ConfigError, match=message):
@@ -193,7 +269,11 @@ def test_a_spec_may_be_another_one_under_a_label_of_its_own(tmp_path):
 
 
 def test_a_table_names_a_column_that_several_tables_have_and_says_what_differs(tmp_path):
-    columns = ["ppl", {"name": "acc", "title": "MMLU, 5-shot"}, {"name": "own", "measure": "mmlu", "metric": "acc"}]
+    columns = [
+        "ppl",
+        {"name": "acc", "title": "MMLU, 5-shot"},
+        {"name": "own", "measure": "mmlu", "metric": "acc"},
+    ]
     path = paper(tmp_path, columns=columns, rows=[{"run": "lizard"}])
     shared = {
         "ppl": {"measure": "perplexity", "metric": "perplexity"},
@@ -202,9 +282,20 @@ def test_a_table_names_a_column_that_several_tables_have_and_says_what_differs(t
     }
     (tmp_path / "columns.yaml").write_text(yaml.safe_dump(shared))
     ppl, acc, own = read(path).spec.columns
-    assert (ppl.name, ppl.metric, acc.measure, acc.title, acc.unit) == ("ppl", "perplexity", "mmlu", "MMLU, 5-shot", "percent")
-    assert (own.measure, own.digits) == ("mmlu", None), "a column with a measure of its own has nothing of the shared one"
-    with pytest.raises(ConfigError, match="lizard/table1.yaml: no column 'pqp' in columns.yaml; have acc, own, ppl"):
+    assert (ppl.name, ppl.metric, acc.measure, acc.title, acc.unit) == (
+        "ppl",
+        "perplexity",
+        "mmlu",
+        "MMLU, 5-shot",
+        "percent",
+    )
+    assert (own.measure, own.digits) == (
+        "mmlu",
+        None,
+    ), "a column with a measure of its own has nothing of the shared one"
+    with pytest.raises(
+        ConfigError, match="lizard/table1.yaml: no column 'pqp' in columns.yaml; have acc, own, ppl"
+    ):
         read(paper(tmp_path, columns=["pqp"], rows=[{"run": "lizard"}]))
     (tmp_path / "columns.yaml").write_text("ppl: {mesure: perplexity}")
     with pytest.raises(ConfigError, match="columns.yaml: ppl.*unknown key 'mesure'"):
@@ -225,16 +316,37 @@ def test_a_table_names_a_column_that_several_tables_have_and_says_what_differs(t
         ({"rows": [{"run": "lizard"}, {"run": "lizard"}]}, "row 'lizard' stands there twice"),
         ({"columns": [ACC, ACC]}, "column 'acc' stands there twice"),
         ({"columns": [{"name": "acc", "metric": "acc"}]}, "row 'lizard' in column 'acc' names no measure"),
-        ({"columns": [ACC, {"name": "avg", "mean": ["acc", "aac"]}]}, "the mean 'avg': no column 'aac'; have acc"),
-        ({"columns": [ACC, {"name": "ppl", "measure": "p", "metric": "p"}, {"name": "avg", "mean": ["acc", "ppl"]}]}, "'avg' is of percent and raw"),
+        (
+            {"columns": [ACC, {"name": "avg", "mean": ["acc", "aac"]}]},
+            "the mean 'avg': no column 'aac'; have acc",
+        ),
+        (
+            {
+                "columns": [
+                    ACC,
+                    {"name": "ppl", "measure": "p", "metric": "p"},
+                    {"name": "avg", "mean": ["acc", "ppl"]},
+                ]
+            },
+            "'avg' is of percent and raw",
+        ),
         ({"rows": [{"run": "lizard", "text": {"map": "exp"}}]}, "row 'lizard': no text 'map'; have none"),
         ({"rows": [{"run": "lizard", "cells": {"aac": 1}}]}, "no column 'aac'; have acc"),
-        ({"rows": [{"run": "lizard", "published": {"acc": 1.0}}]}, "unknown key 'published' .*possible: run, name"),
-        ({"published": [{"value": 1.0, "column": "aac"}]}, "published.csv, row 'lizard': no column 'aac'; have acc"),
+        (
+            {"rows": [{"run": "lizard", "published": {"acc": 1.0}}]},
+            "unknown key 'published' .*possible: run, name",
+        ),
+        (
+            {"published": [{"value": 1.0, "column": "aac"}]},
+            "published.csv, row 'lizard': no column 'aac'; have acc",
+        ),
         ({"published": [{"value": 1.0, "row": "t3r"}]}, "published.csv: no row 't3r'; have lizard, t2r"),
         ({"published": [{"value": 1.0, "label": "Lizard Table 9"}]}, "no table 'Lizard Table 9'"),
         ({"csv": ["run", "aac"]}, "csv: no column 'aac'; have run, method"),
-        ({"steps": ["pretain"]}, "steps: no training stage 'pretain'; have classify, distill, finetune, pretrain"),
+        (
+            {"steps": ["pretain"]},
+            "steps: no training stage 'pretain'; have classify, distill, finetune, pretrain",
+        ),
         ({"csv": ["run", "acc", "acc"]}, "csv 'acc' stands there twice"),
         ({"caption": ["n = {n}"]}, "no field 'n'; have acc_n"),
         ({"claims": [CLAIM | {"column": "aac"}]}, "claim 'c': no column 'aac'; have acc"),
@@ -244,15 +356,30 @@ def test_a_table_names_a_column_that_several_tables_have_and_says_what_differs(t
         ({"claims": [CLAIM | {"paper": "lolcat"}]}, "no paper 'lolcat'; have lizard"),
         ({"claims": [CLAIM | {"op": "~"}]}, "claims.0.op.*got '~'"),
         ({"claims": [CLAIM | {"ratio": 2.0, "margin": 1.0}]}, "no margin, floor or ceiling"),
-        ({"claims": [{k: v for k, v in CLAIM.items() if k != "right"}]}, "without a right side needs the bound as `ratio`"),
-        ({"claims": [CLAIM | {"left": {"row": "lizard", "at": {"length": 1}}}]}, "a cell of a table has no `at`"),
+        (
+            {"claims": [{k: v for k, v in CLAIM.items() if k != "right"}]},
+            "without a right side needs the bound as `ratio`",
+        ),
+        (
+            {"claims": [CLAIM | {"left": {"row": "lizard", "at": {"length": 1}}}]},
+            "a cell of a table has no `at`",
+        ),
         (MATRIX | {"columns": [ACC | {"run": "m{mata}"}]}, "no field 'mata'; have meta"),
         (MATRIX | {"columns": [ACC]}, "row 'meta_2' has no run, and nothing is published in it"),
-        ({"seeds": True, "rows": [OTHER], "columns": [ACC, {"name": "avg", "mean": ["acc"]}]}, "'avg' over seeds is of several runs in row 'lizard'"),
-        ({"draw": "picture"}, "table1.py draws it exactly where it says draw: own or picture; got draw: picture, no file"),
-        ({"draw": "own"}, "table1.py draws it exactly where it says draw: own or picture; got draw: own, no file"),
+        (
+            {"seeds": True, "rows": [OTHER], "columns": [ACC, {"name": "avg", "mean": ["acc"]}]},
+            "'avg' over seeds is of several runs in row 'lizard'",
+        ),
+        (
+            {"draw": "picture"},
+            "table1.py draws it exactly where it says draw: own or picture; got draw: picture, no file",
+        ),
+        (
+            {"draw": "own"},
+            "table1.py draws it exactly where it says draw: own or picture; got draw: own, no file",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_table_is_refused_with_its_file_and_what_is_possible(tmp_path, change, message):
     path = paper(tmp_path, **TABLE | change)
     with pytest.raises(ConfigError, match=f"(?s)lizard/table1.yaml.*{message}"):
@@ -264,7 +391,10 @@ def test_a_wrong_table_is_refused_with_its_file_and_what_is_possible(tmp_path, c
     [
         ({"value": "1,0"}, "line 2: value must be a number; got '1,0'"),
         ({"value": "nan"}, "line 2: value must be a number; got 'nan'"),
-        ({"value": 1, "origin": "somewhere"}, "line 2: origin must be measured, computed or copied from ...; got 'somewhere'"),
+        (
+            {"value": 1, "origin": "somewhere"},
+            "line 2: origin must be measured, computed or copied from ...; got 'somewhere'",
+        ),
         ({"value": 1, "origin": "copied from "}, "origin must be"),
         ({"value": 1, "model": ""}, "line 2: model must not be empty"),
     ],
@@ -277,39 +407,79 @@ def test_a_wrong_published_number_is_refused_with_its_line(tmp_path, line, messa
 
 def test_published_numbers_of_no_table_twice_or_with_other_columns_are_refused(tmp_path):
     path = paper(tmp_path, **TABLE, published=[{"value": 1.0}, {"value": 2.0}])
-    with pytest.raises(ConfigError, match="lizard/published.csv, line 3: column 'acc' of row 'lizard' stands there twice"):
+    with pytest.raises(
+        ConfigError, match="lizard/published.csv, line 3: column 'acc' of row 'lizard' stands there twice"
+    ):
         read(path)
     paper(tmp_path, **TABLE, published=[{"value": 1.0, "table": "table2"}])
     with pytest.raises(ConfigError, match="lizard/published.csv: no table table2"):
         available(path.parent.parent)
     (path.parent / "published.csv").write_text("row,column,value\nlizard,acc,1\n")
-    with pytest.raises(ConfigError, match="published.csv must have the columns table, row, column, .*; got row, column, value"):
+    with pytest.raises(
+        ConfigError,
+        match="published.csv must have the columns table, row, column, .*; got row, column, value",
+    ):
         read(path)
 
 
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        (GRID | {"cell": {"measure": "needle", "x": "length", "y": "depth"}}, "panels.0.metric: Field required"),
+        (
+            GRID | {"cell": {"measure": "needle", "x": "length", "y": "depth"}},
+            "panels.0.metric: Field required",
+        ),
         (GRID | {"panels": [{"run": "a"}, {"run": "a"}]}, "panel 'a' stands there twice"),
         (
-            GRID | {"claims": [{"claim": "c", "source": "s", "left": {"row": "lizard", "at": {"depth": 1}}, "op": ">", "ratio": 1}]},
+            GRID
+            | {
+                "claims": [
+                    {
+                        "claim": "c",
+                        "source": "s",
+                        "left": {"row": "lizard", "at": {"depth": 1}},
+                        "op": ">",
+                        "ratio": 1,
+                    }
+                ]
+            },
             "`at` with length and at most one more, such as depth",
         ),
         (COSTS | {"panels": [{"x": "batch", "y": "watts"}]}, "panels.0.y"),
-        (COSTS | {"panels": [{"x": "tokens", "y": "peak_gib"}]}, "no sweep 'tokens'; have batch, length, input"),
+        (
+            COSTS | {"panels": [{"x": "tokens", "y": "peak_gib"}]},
+            "no sweep 'tokens'; have batch, length, input",
+        ),
         (COSTS | {"panels": [{"x": "batch", "metric": "acc"}]}, "needs y"),
         (PAIRS, r"panel \(named by `column`, else by its metric\) 'exact_match' stands there twice"),
         (COSTS | {"model": None}, "costs need the `model`"),
         (COSTS | {"series": [{"title": "softmax"}]}, "needs either a run or runs"),
-        (COSTS | {"series": [{"run": "a", "title": "A"}, {"run": "a", "title": "B"}]}, "series 'a' stands there twice"),
+        (
+            COSTS | {"series": [{"run": "a", "title": "A"}, {"run": "a", "title": "B"}]},
+            "series 'a' stands there twice",
+        ),
         (COSTS | {"series": [{"run": "a", "title": "A", "color": "teal"}]}, "unknown key 'color'"),
-        (COSTS | {"claims": [RATIO | {"left": {"row": "lizard", "at": {"batch": 1}}}]}, "no series 'lizard'; have teacher"),
+        (
+            COSTS | {"claims": [RATIO | {"left": {"row": "lizard", "at": {"batch": 1}}}]},
+            "no series 'lizard'; have teacher",
+        ),
         (COSTS | {"claims": [RATIO | {"column": "watts"}]}, "no column 'watts'"),
-        (COSTS | {"claims": [RATIO | {"left": "teacher"}]}, "teacher needs one place on a sweep, `at: {batch: ...}`"),
-        (COSTS | {"claims": [RATIO | {"dose": {"teacher": 1e6}}]}, "claim 'c': draw: curves compares no training tokens.*got {'teacher': 1000000.0}"),
-        (GRID | {"claims": [CLAIM | {"right": None, "ratio": 1, "dose": {"t2r": 1e6}}]}, "claim 'c', dose: no row 't2r'; have lizard"),
-        ({"draw": "attention_maps", "claims": [CLAIM | {"dose": {"t2r": 1e6}}], "run": "lizard"}, "claim 'c', dose: no row 't2r'; have lizard"),
+        (
+            COSTS | {"claims": [RATIO | {"left": "teacher"}]},
+            "teacher needs one place on a sweep, `at: {batch: ...}`",
+        ),
+        (
+            COSTS | {"claims": [RATIO | {"dose": {"teacher": 1e6}}]},
+            "claim 'c': draw: curves compares no training tokens.*got {'teacher': 1000000.0}",
+        ),
+        (
+            GRID | {"claims": [CLAIM | {"right": None, "ratio": 1, "dose": {"t2r": 1e6}}]},
+            "claim 'c', dose: no row 't2r'; have lizard",
+        ),
+        (
+            {"draw": "attention_maps", "claims": [CLAIM | {"dose": {"t2r": 1e6}}], "run": "lizard"},
+            "claim 'c', dose: no row 't2r'; have lizard",
+        ),
         ({"draw": "attention_maps", "claims": [CLAIM], "run": "lizard"}, "no column 'acc'; have kl, mse"),
     ],
 )
@@ -323,7 +493,9 @@ def test_a_label_that_its_paper_does_not_have_or_that_belongs_elsewhere_is_refus
     (path.parent / "paper.yaml").write_text("{title: A paper, labels: [Lizard Table 1, Lizard Table 2]}")
     assert read(path).spec.label == "Lizard Table 1"
     path.write_text(path.read_text().replace("Lizard Table 1", "Lizard Table 3"))
-    with pytest.raises(ConfigError, match="lizard has no 'Lizard Table 3'; have Lizard Table 1, Lizard Table 2"):
+    with pytest.raises(
+        ConfigError, match="lizard has no 'Lizard Table 3'; have Lizard Table 1, Lizard Table 2"
+    ):
         read(path)
     path.write_text(path.read_text().replace("Lizard Table 3", "Lizard Table 2"))
     with pytest.raises(ConfigError, match="Lizard Table 2 belongs into table2.yaml"):

@@ -22,9 +22,33 @@ from relinear.stage import StageError, changes_code, contents, run_stage, stands
 from relinear.tracking import live as tracking
 
 RECORD = {
-    "schema", "scale", "root", "run", "stage", "measure", "key", "config", "config_hash", "code_hash", "kernels", "parents", "artefacts", "datasets",
-    "git", "versions", "lock", "hardware", "seed", "tokens", "started", "wall_seconds", "peak_rss_bytes", "attempt", "mlflow_run_id", "tags",
-}  # fmt: skip
+    "schema",
+    "scale",
+    "root",
+    "run",
+    "stage",
+    "measure",
+    "key",
+    "config",
+    "config_hash",
+    "code_hash",
+    "kernels",
+    "parents",
+    "artefacts",
+    "datasets",
+    "git",
+    "versions",
+    "lock",
+    "hardware",
+    "seed",
+    "tokens",
+    "started",
+    "wall_seconds",
+    "peak_rss_bytes",
+    "attempt",
+    "mlflow_run_id",
+    "tags",
+}
 
 
 class Stop(BaseException):
@@ -58,7 +82,8 @@ def mirror(monkeypatch):
 
 
 class Results(NamedTuple):
-    """A results folder at smoke scale, with stages whose work is to write one file. Nodes are given in words: "distill lizard"."""
+    """A results folder at smoke scale, with stages whose work is to write one file. Nodes are given in words:
+    "distill lizard"."""
 
     plan: Plan
 
@@ -105,7 +130,9 @@ def results(tmp_path) -> Results:
 def other(results) -> Plan:
     """The plan of an edited workflow, whose texts are others and lie where those of the first plan do."""
     workflow = Path(shutil.copytree(WORKFLOW, results.plan.results.parent / "workflow"))
-    (workflow / "data.yaml").write_text((workflow / "data.yaml").read_text().replace("{tokens: 256,", "{tokens: 300,"))
+    (workflow / "data.yaml").write_text(
+        (workflow / "data.yaml").read_text().replace("{tokens: 256,", "{tokens: 300,")
+    )
     return Plan(scale="smoke", results=results.plan.results, workflow=workflow)
 
 
@@ -114,7 +141,11 @@ def test_a_record_says_all_that_the_contract_names(results):
     assert record.keys() == RECORD
     assert record["key"] == results.plan.key(results.node(TEXT))
     assert record["parents"] == {
-        role: {"path": str(results.folder(words)), "key": results.record(words)["key"], "contents": contents(results.record(words))}
+        role: {
+            "path": str(results.folder(words)),
+            "key": results.record(words)["key"],
+            "contents": contents(results.record(words)),
+        }
         for role, words in (("model", MODEL), ("written", WRITTEN))
     }
     wrote = results.folder(TEXT) / "made.bin"
@@ -122,7 +153,9 @@ def test_a_record_says_all_that_the_contract_names(results):
     assert record["artefacts"].keys() == {"made.bin", "metrics.json"}
     assert {"python", "torch", "transformers"} <= record["versions"].keys()
     assert record["mlflow_run_id"] == Mirror.run_id
-    assert record["lock"] == sha256(ROOT / "requirements.lock") and record["kernels"] == {}, "a text calls no operation"
+    assert record["lock"] == sha256(ROOT / "requirements.lock") and record["kernels"] == {}, (
+        "a text calls no operation"
+    )
     for field in RECORD:
         json.dumps(record[field])
 
@@ -132,7 +165,9 @@ def test_a_finished_stage_is_not_run_again(results):
     assert results.record(TEXT)["attempt"] == 1
 
 
-@pytest.mark.parametrize("damage", [lambda f: f.unlink(), lambda f: f.write_bytes(b"weigh")], ids=["missing", "cut short"])
+@pytest.mark.parametrize(
+    "damage", [lambda f: f.unlink(), lambda f: f.write_bytes(b"weigh")], ids=["missing", "cut short"]
+)
 def test_a_damaged_result_is_made_again(results, damage):
     damage(results.folder(TEXT) / "made.bin")
     assert len(results.run(TEXT)) == 1
@@ -141,7 +176,11 @@ def test_a_damaged_result_is_made_again(results, damage):
 
 def test_a_missing_parent_names_the_command_to_run(results):
     with pytest.raises(
-        StageError, match=r"distill lizard: its parent `activations stories@tiny` is not there .*; run `relinear activations stories@tiny .*` first"
+        StageError,
+        match=(
+            r"distill lizard: its parent `activations stories@tiny` is not there .*; run `relinear"
+            r" activations stories@tiny .*` first"
+        ),
     ):
         results.run("distill lizard")
     assert not results.folder("distill lizard").exists()
@@ -159,7 +198,9 @@ def test_a_parent_of_another_key_is_refused(results, other):
     with pytest.raises(StageError) as error:
         results.run(ACTIVATIONS, plan=other)
     got, expected = results.record(TEXT)["key"][:12], other.key(results.node(TEXT, other))[:12]
-    assert f"key {got} got, {expected} expected" in str(error.value) and "`relinear text stories@tiny" in str(error.value)
+    assert f"key {got} got, {expected} expected" in str(error.value) and "`relinear text stories@tiny" in str(
+        error.value
+    )
 
 
 def test_a_parent_of_one_altered_byte_is_refused_naming_both_hashes(results):
@@ -312,7 +353,10 @@ def test_a_checkpoint_outlives_an_interruption_but_not_a_change_of_settings(resu
     with pytest.raises(Stop):
         run_stage(results.plan, step, dies)
     run_stage(results.plan, step, goes_on)
-    assert sorted(p.name for p in results.work(ACTIVATIONS).iterdir()) == ["attempt.json", "lock"], "no leftovers"
+    assert sorted(p.name for p in results.work(ACTIVATIONS).iterdir()) == [
+        "attempt.json",
+        "lock",
+    ], "no leftovers"
     shutil.rmtree(results.plan.folder(step))
     with pytest.raises(Stop):
         run_stage(results.plan, step, dies)
@@ -344,17 +388,25 @@ def test_history_goes_on_after_an_interruption_without_gap_or_double(results):
 
     step = results.node(ACTIVATIONS)
     begun(results)
-    (results.work(ACTIVATIONS) / "history.jsonl").write_text("".join(f'{{"step": {i}, "time": 1.0, "loss": {10 - i}}}\n' for i in range(3)))
+    (results.work(ACTIVATIONS) / "history.jsonl").write_text(
+        "".join(f'{{"step": {i}, "time": 1.0, "loss": {10 - i}}}\n' for i in range(3))
+    )
     with pytest.raises(Stop):
         run_stage(results.plan, step, lambda job: work(job, last=8))  # three steps beyond the last checkpoint
     run_stage(results.plan, step, work)
-    lines = [json.loads(line) for line in (results.folder(ACTIVATIONS) / "history.jsonl").read_text().splitlines()]
+    lines = [
+        json.loads(line) for line in (results.folder(ACTIVATIONS) / "history.jsonl").read_text().splitlines()
+    ]
     assert [line["step"] for line in lines] == [0, 1, 2, 3, 4]
-    assert json.loads((results.folder(ACTIVATIONS) / "metrics.json").read_text()) == {"first_loss": 10.0, "last_loss": 6.0}
+    assert json.loads((results.folder(ACTIVATIONS) / "metrics.json").read_text()) == {
+        "first_loss": 10.0,
+        "last_loss": 6.0,
+    }
 
 
 def test_a_training_whose_history_was_deleted_midway_leaves_no_result_and_begins_anew(results):
-    """The fault campaign's `work folders deleted`: a checkpoint made the folder again, and the first and last loss were those of its second part."""
+    """The fault campaign's `work folders deleted`: a checkpoint made the folder again, and the first and last
+    loss were those of its second part."""
 
     def work(job, lost=()):
         job.resume(0)
@@ -369,15 +421,23 @@ def test_a_training_whose_history_was_deleted_midway_leaves_no_result_and_begins
     step = results.node(words)
     with pytest.raises(StageError, match="has not every step once, 2 lines.*give the same command again"):
         run_stage(results.plan, step, lambda job: work(job, lost={3}))
-    assert not results.folder(words).exists() and {path.name for path in results.work(words).iterdir()} <= {"lock", "attempt.json"}
+    assert not results.folder(words).exists() and {path.name for path in results.work(words).iterdir()} <= {
+        "lock",
+        "attempt.json",
+    }
     run_stage(results.plan, step, work)
-    assert json.loads((results.folder(words) / "metrics.json").read_text()) == {"first_loss": 10.0, "last_loss": 6.0}
+    assert json.loads((results.folder(words) / "metrics.json").read_text()) == {
+        "first_loss": 10.0,
+        "last_loss": 6.0,
+    }
 
 
 def test_a_line_of_history_cut_short_does_not_stop_the_next_attempt(results):
     """The machine went down, or the disk was full, in the middle of a line."""
     begun(results)
-    (results.work(ACTIVATIONS) / "history.jsonl").write_text('{"step": 0, "time": 1.0, "loss": 2.0}\n{"step": 1, "ti')
+    (results.work(ACTIVATIONS) / "history.jsonl").write_text(
+        '{"step": 0, "time": 1.0, "loss": 2.0}\n{"step": 1, "ti'
+    )
 
     def work(job):
         job.resume(1)
@@ -385,7 +445,10 @@ def test_a_line_of_history_cut_short_does_not_stop_the_next_attempt(results):
         return job.losses()
 
     run_stage(results.plan, results.node(ACTIVATIONS), work)
-    assert json.loads((results.folder(ACTIVATIONS) / "metrics.json").read_text()) == {"first_loss": 2.0, "last_loss": 1.0}
+    assert json.loads((results.folder(ACTIVATIONS) / "metrics.json").read_text()) == {
+        "first_loss": 2.0,
+        "last_loss": 1.0,
+    }
 
 
 def test_a_death_while_history_is_trimmed_loses_none_of_it(results, monkeypatch):
@@ -432,7 +495,10 @@ def test_a_second_process_waits_for_the_first_and_takes_its_result(results, caps
 def test_a_full_disk_is_refused_before_work_starts(results, monkeypatch):
     free = shutil.disk_usage(results.plan.results)._replace(free=300 << 20)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: free)
-    with pytest.raises(StageError, match="activations stories@tiny: 300 MiB free on the disk of .*; at least 1024 MiB are needed"):
+    with pytest.raises(
+        StageError,
+        match="activations stories@tiny: 300 MiB free on the disk of .*; at least 1024 MiB are needed",
+    ):
         results.run(ACTIVATIONS)
     assert not results.folder(ACTIVATIONS).exists()
 
@@ -442,13 +508,19 @@ def test_a_job_is_given_values_and_no_plan(results):
     results.run(ACTIVATIONS)
     [distill] = results.run("distill lizard")
     assert distill.parents == {
-        "model": results.folder(MODEL), "text": results.folder(TEXT), "activations": results.folder(ACTIVATIONS),
-    }  # fmt: skip
+        "model": results.folder(MODEL),
+        "text": results.folder(TEXT),
+        "activations": results.folder(ACTIVATIONS),
+    }
     assert [(link.method, link.steps) for link in distill.links] == [("lizard", ())], "it begins untrained"
     [finetune] = results.run("finetune lizard")
-    assert [(link.method, link.steps) for link in finetune.links] == [("lizard", (results.folder("distill lizard"),))]
+    assert [(link.method, link.steps) for link in finetune.links] == [
+        ("lizard", (results.folder("distill lizard"),))
+    ]
     [gate] = results.run("measure lizard gate")
-    assert [link.steps for link in gate.links] == [(results.folder("distill lizard"), results.folder("finetune lizard"))]
+    assert [link.steps for link in gate.links] == [
+        (results.folder("distill lizard"), results.folder("finetune lizard"))
+    ]
     [before] = results.run("measure lizard fidelity")
     assert [link.steps for link in before.links] == [(results.folder("distill lizard"),)]
     for job in (distill, finetune, gate, before):
@@ -481,7 +553,9 @@ def test_assets_are_obtained_for_the_work_and_checked(results, monkeypatch, tmp_
 
     monkeypatch.setattr(stage.assets, "obtain", obtain)
     [job] = results.run("model smollm2-135m-instruct", plan=mini)
-    assert job.assets == {"smollm2-135m-instruct": tmp_path / "smollm2-135m-instruct"} and asked == [("smollm2-135m-instruct", True, True)]
+    assert job.assets == {"smollm2-135m-instruct": tmp_path / "smollm2-135m-instruct"} and asked == [
+        ("smollm2-135m-instruct", True, True)
+    ]
     [job] = results.run("asset brown", plan=mini)
     assert job.assets == {} and len(asked) == 1, "whose work it is to obtain it"
 
@@ -498,25 +572,36 @@ BROKEN = ["", '{"schema": 2', "[]", "{}", "\x00" * 40, '{"schema": 9}']
 @pytest.mark.parametrize("text", BROKEN)
 def test_a_record_that_cannot_be_believed_is_made_again_and_one_line_says_so(results, capsys, text):
     (results.folder(TEXT) / "run.json").write_text(text)
-    with pytest.raises(StageError, match=r"`text stories@tiny` is not finished: .*run.json .*; run `relinear text stories@tiny .*` again"):
+    with pytest.raises(
+        StageError,
+        match=(
+            r"`text stories@tiny` is not finished: .*run.json .*; run `relinear text stories@tiny .*` again"
+        ),
+    ):
         results.run(ACTIVATIONS)
     assert len(results.run(TEXT)) == 1
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 1 and "text/stories@tiny/run.json" in said[0] and "counts as not finished" in said[0]
-    assert results.record(TEXT)["key"] == results.plan.key(results.node(TEXT)) and results.record(TEXT)["attempt"] == 2
+    assert (
+        results.record(TEXT)["key"] == results.plan.key(results.node(TEXT))
+        and results.record(TEXT)["attempt"] == 2
+    )
     results.run(ACTIVATIONS)
 
 
 @pytest.mark.parametrize("text", ["", '{"loss": 2.0}', "{"])
 def test_metrics_that_are_not_the_record_s_are_made_again(results, capsys, text):
     (results.folder(TEXT) / "metrics.json").write_text(text)
-    assert len(results.run(TEXT)) == 1 and json.loads((results.folder(TEXT) / "metrics.json").read_text()) == {"loss": 1.0}
+    assert len(results.run(TEXT)) == 1 and json.loads(
+        (results.folder(TEXT) / "metrics.json").read_text()
+    ) == {"loss": 1.0}
     [said] = capsys.readouterr().err.splitlines()
     assert "metrics.json is not what its run.json says" in said
 
 
 def interrupted(results, damage) -> list[str]:
-    """The content of the work folder that the attempt after an interruption finds, its files having been damaged."""
+    """The content of the work folder that the attempt after an interruption finds, its files having been
+    damaged."""
 
     def dies(job):
         job.log({"loss": 1.0}, 0)
@@ -559,20 +644,35 @@ def test_what_an_interrupted_attempt_left_whole_is_gone_on_with(results, capsys)
         *((name, lambda path: path.write_bytes(b"")) for name in ("attempt.json", "00000.json")),
     ],
 )  # fmt: skip
-def test_what_an_interrupted_attempt_left_broken_is_named_and_the_next_begins_anew(results, capsys, name, damage):
+def test_what_an_interrupted_attempt_left_broken_is_named_and_the_next_begins_anew(
+    results, capsys, name, damage
+):
     assert interrupted(results, lambda work: damage(work / name)) == ["attempt.json", "lock"]
     [said] = capsys.readouterr().err.splitlines()
     assert f"{name} cannot be read" in said or f"{name}: " in said
-    assert said.startswith("activations stories@tiny: what an earlier attempt left cannot be read") and said.endswith("it begins anew")
+    assert said.startswith(
+        "activations stories@tiny: what an earlier attempt left cannot be read"
+    ) and said.endswith("it begins anew")
 
 
 def test_a_result_is_on_the_disk_before_it_is_in_its_place(results, monkeypatch):
     """If the machine goes down right after the rename, no file in the folder has length 0."""
     synced, place = [], results.folder(ACTIVATIONS)
-    monkeypatch.setattr(stage.os, "fsync", lambda handle: synced.append((Path(f"/proc/self/fd/{handle}").resolve().name, place.exists())))
+    monkeypatch.setattr(
+        stage.os,
+        "fsync",
+        lambda handle: synced.append((Path(f"/proc/self/fd/{handle}").resolve().name, place.exists())),
+    )
     results.run(ACTIVATIONS)
-    wanted = {("run.json", False), ("metrics.json", False), ("made.bin", False), ("out", False), (place.parent.name, True)}
-    assert {(name, there) for name, there in synced if not name.startswith(".")} == wanted  # others are written aside
+    wanted = {
+        ("run.json", False),
+        ("metrics.json", False),
+        ("made.bin", False),
+        ("out", False),
+        (place.parent.name, True),
+    }
+    # others are written aside
+    assert {(name, there) for name, there in synced if not name.startswith(".")} == wanted
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -601,7 +701,9 @@ def test_a_parent_made_again_with_the_same_contents_is_no_newer_for_what_was_mad
 def test_what_a_stage_reads_of_the_cache_is_compared_by_hash(tmp_path, monkeypatch):
     """A flipped bit does not change a file's size."""
     asked = []
-    monkeypatch.setattr(stage.assets, "obtain", lambda name, **how: asked.append((name, how["verify"])) or tmp_path)
+    monkeypatch.setattr(
+        stage.assets, "obtain", lambda name, **how: asked.append((name, how["verify"])) or tmp_path
+    )
     plan = Plan(scale="mini", results=tmp_path)
     stage.job_of(plan, plan.node("model", "smollm2-135m-instruct"), out=tmp_path, work=tmp_path)
     assert asked == [("smollm2-135m-instruct", True)]
@@ -614,7 +716,10 @@ def test_rules_are_told_of_broken_records_alone(results):
     (results.folder(ACTIVATIONS) / "metrics.json").write_text("{}")
     said = list(set_aside(results.plan.root))
     assert len(said) == 2 and all(line.endswith("its step runs again") for line in said)
-    assert not (results.folder(TEXT) / "run.json").exists() and not (results.folder(ACTIVATIONS) / "run.json").exists()
+    assert (
+        not (results.folder(TEXT) / "run.json").exists()
+        and not (results.folder(ACTIVATIONS) / "run.json").exists()
+    )
     assert (results.folder(MODEL) / "run.json").is_file()
     assert len(results.run(TEXT)) == len(results.run(ACTIVATIONS)) == 1
     assert list(set_aside(results.plan.root)) == []
@@ -622,4 +727,8 @@ def test_rules_are_told_of_broken_records_alone(results):
 
 def test_files_of_ones_own_in_a_clone_are_no_change_of_the_code():
     assert not changes_code("") and not changes_code("?? my-model/\n?? my-text.jsonl")
-    assert changes_code("?? my-model/\n?? src/relinear/attention/elu.py") and changes_code(" M README.md") and changes_code("?? a\nM  Snakefile")
+    assert (
+        changes_code("?? my-model/\n?? src/relinear/attention/elu.py")
+        and changes_code(" M README.md")
+        and changes_code("?? a\nM  Snakefile")
+    )

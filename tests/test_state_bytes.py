@@ -20,7 +20,12 @@ from relinear.stages._stage import method_file
 SMOLLM2 = Heads(hidden=576, heads=9, groups=3, dim=64, scale=64**-0.5)
 LLAMA = Heads(hidden=4096, heads=32, groups=8, dim=128, scale=128**-0.5)
 QWEN = Heads(hidden=1536, heads=12, groups=2, dim=128, scale=128**-0.5)
-SHAPES = {"smollm2-135m": SMOLLM2, "llama-3-8b": LLAMA, "qwen2.5-1.5b": QWEN, "many key heads": Heads(48, 6, 6, 8, 8**-0.5)}
+SHAPES = {
+    "smollm2-135m": SMOLLM2,
+    "llama-3-8b": LLAMA,
+    "qwen2.5-1.5b": QWEN,
+    "many key heads": Heads(48, 6, 6, 8, 8**-0.5),
+}
 over_shapes = pytest.mark.parametrize("heads", SHAPES.values(), ids=SHAPES)
 HYBRIDS = {"lolcats": {"window": 64}, "lizard": {}}
 
@@ -37,12 +42,19 @@ def readings(model, method, given, **more):
 
 @over_shapes
 def test_bytes_are_two_a_number_of_keys_and_values_and_four_of_a_linear_state(heads):
-    cached, linear = 2 * 2 * heads.groups * heads.dim, 4 * heads.heads * (heads.dim + 2)  # of a position, of a feature
+    # of a position, of a feature
+    cached, linear = 2 * 2 * heads.groups * heads.dim, 4 * heads.heads * (heads.dim + 2)
     assert state_bytes(layer("window", {"window": 100, "sinks": 4}, heads), 7) == 104 * cached
     assert state_bytes(layer("softmax", {}, heads), 1000) == 1000 * cached
     assert state_bytes(layer("hedgehog", {}, heads), 7) == 2 * heads.dim * linear
-    assert state_bytes(layer("lizard", {"window": 32, "meta": 2}, heads), 7) == 34 * cached + 2 * heads.dim * linear
-    assert state_bytes(layer("lolcats", {"window": 64}, heads), 7) == 65 * cached + 2 * min(64, heads.dim) * linear
+    assert (
+        state_bytes(layer("lizard", {"window": 32, "meta": 2}, heads), 7)
+        == 34 * cached + 2 * heads.dim * linear
+    )
+    assert (
+        state_bytes(layer("lolcats", {"window": 64}, heads), 7)
+        == 65 * cached + 2 * min(64, heads.dim) * linear
+    )
 
 
 @over_shapes
@@ -62,9 +74,14 @@ def test_how_many_positions_the_hybrids_are_worth():
 
 
 @over_shapes
-@pytest.mark.parametrize(("counted", "number", "by"), [("_bf16", 2, "heads"), ("_key_heads", 4, "groups"), ("_key_heads_bf16", 2, "groups")])
+@pytest.mark.parametrize(
+    ("counted", "number", "by"),
+    [("_bf16", 2, "heads"), ("_key_heads", 4, "groups"), ("_key_heads_bf16", 2, "groups")],
+)
 @pytest.mark.parametrize("method", HYBRIDS)
-def test_a_window_of_bytes_counted_otherwise_holds_no_more_and_one_position_more_would(method, counted, number, by, heads):
+def test_a_window_of_bytes_counted_otherwise_holds_no_more_and_one_position_more_would(
+    method, counted, number, by, heads
+):
     features = 2 * (min(64, heads.dim) if method == "lolcats" else heads.dim)
     near = {"lolcats": 65, "lizard": 132}[method]
     position = 2 * 2 * heads.groups * heads.dim
@@ -95,9 +112,13 @@ def test_the_hybrids_that_windows_are_compared_with_are_those_of_the_table():
 
 
 def test_a_window_and_whose_bytes_it_has_are_not_both_given_and_sinks_leave_room():
-    with pytest.raises(ValueError, match="give a window or whose bytes it has; got window 64 and bytes_of 'lizard'"):
+    with pytest.raises(
+        ValueError, match="give a window or whose bytes it has; got window 64 and bytes_of 'lizard'"
+    ):
         options("window", {"window": 64, "bytes_of": "lizard"})
-    with pytest.raises(ValueError, match="461 sinks leave no window in the bytes of 'lolcats', 461 positions"):
+    with pytest.raises(
+        ValueError, match="461 sinks leave no window in the bytes of 'lolcats', 461 positions"
+    ):
         layer("window", {"sinks": 461, "bytes_of": "lolcats"}, SMOLLM2)
     for wrong in ({"window": 0}, {"sinks": -1}, {"bytes_of": "hedgehog"}):
         with pytest.raises(ValueError, match=f"options of 'window'.{next(iter(wrong))}: "):
@@ -109,10 +130,18 @@ def test_a_model_is_the_sum_of_its_layers_and_of_the_same_method_at_llama_3_8b(f
     given = {"window": 16}
     found = readings(linearized("lizard", tuple(given.items()), family=family), "lizard", given)
     own = linearized("lizard", tuple(given.items()), family=family).attention_layers()
-    assert found["bytes", "model"] == sum(state_bytes(x.method, 1) for x in own) == 2**20 * found["mebibytes", "model"]
+    assert (
+        found["bytes", "model"]
+        == sum(state_bytes(x.method, 1) for x in own)
+        == 2**20 * found["mebibytes", "model"]
+    )
     assert found["bytes", "llama-3-8b"] == 32 * state_bytes(layer("lizard", given, LLAMA), 1)
-    kept = sum(type(x.method).__module__.endswith("softmax") for x in own)  # Gemma's local layers, of 12 positions
-    assert found["positions", "model"] == (20 * (len(own) - kept) + 12 * kept) / len(own) and found["positions", "llama-3-8b"] == 20
+    # Gemma's local layers, of 12 positions
+    kept = sum(type(x.method).__module__.endswith("softmax") for x in own)
+    assert (
+        found["positions", "model"] == (20 * (len(own) - kept) + 12 * kept) / len(own)
+        and found["positions", "llama-3-8b"] == 20
+    )
 
 
 def test_softmax_attention_grows_with_the_sequence_and_a_teacher_s_own_window_does_not():
@@ -120,7 +149,9 @@ def test_softmax_attention_grows_with_the_sequence_and_a_teacher_s_own_window_do
     assert {k: 2 * v for k, v in short.items()} == long and long["positions", "model"] == 200
     short, long = (readings(teacher("mistral"), "softmax", {}, length=n) for n in (100, 200))
     assert short["bytes", "model"] == long["bytes", "model"] and short["positions", "model"] == 12
-    kept = readings(linearize(teacher(), "window", **(given := {"window": 8, KEEP: [0]})), "window", given, length=100)
+    kept = readings(
+        linearize(teacher(), "window", **(given := {"window": 8, KEEP: [0]})), "window", given, length=100
+    )
     assert kept["positions", "model"] == (100 + 12) / 2
 
 
@@ -131,18 +162,26 @@ def test_an_encoder_keeps_nothing():
         readings(encoder("bert"), "softmax", {})
 
 
-@pytest.mark.parametrize("run", ["lizard", "supra_of_scratch", "hedgehog_domain_full", "lizard_full", "needle_lizard"])
+@pytest.mark.parametrize(
+    "run", ["lizard", "supra_of_scratch", "hedgehog_domain_full", "lizard_full", "needle_lizard"]
+)
 def test_bytes_stand_behind_nothing_that_trains_and_are_of_the_run_s_method(run):
     plan = Plan(scale="smoke")
     node = plan.node("measure", run, "state_bytes")
     assert plan.parents(node) == {"model": plan.model_of(run)}
-    assert plan.settings(node)["links"] == [{"method": plan.run(run).run.method, "options": plan.run(run).run.options, "steps": []}]
+    assert plan.settings(node)["links"] == [
+        {"method": plan.run(run).run.method, "options": plan.run(run).run.options, "steps": []}
+    ]
 
 
 def test_the_plan_refuses_an_encoder_before_any_work():
     plan = Plan(scale="smoke")
     with pytest.raises(
-        ConfigError, match="state_bytes counts what a model keeps from one token to the next, and 'tiny-bert' is an encoder; possible: runs of"
+        ConfigError,
+        match=(
+            "state_bytes counts what a model keeps from one token to the next, and 'tiny-bert' is an encoder;"
+            " possible: runs of"
+        ),
     ):
         plan.check_processes(plan.node("measure", "cola_softmax", "state_bytes"), 1)
 
@@ -152,10 +191,15 @@ def test_every_table_that_has_a_window_in_it_has_the_bytes_of_its_states_at_both
 
     def windowed(name):
         run = plan.run(name).run
-        return run.method == "window" or (option_defaults(method_file(run.method)) | run.options).get("window")
+        return run.method == "window" or (option_defaults(method_file(run.method)) | run.options).get(
+            "window"
+        )
 
     tables = [artefact for artefact in plan.artefacts.values() if isinstance(artefact.spec, Table)]
     for artefact, line in ((table, line) for table in tables for line in table.spec.lines):
         cells = [cell for cell in line.cells.values() if isinstance(cell, Address)]
         if any(windowed(cell.run) for cell in cells):
-            assert {"model", "llama-3-8b"} <= {cell.of for cell in cells if cell.measure == "state_bytes"}, (artefact.name, line.name)
+            assert {"model", "llama-3-8b"} <= {cell.of for cell in cells if cell.measure == "state_bytes"}, (
+                artefact.name,
+                line.name,
+            )

@@ -14,8 +14,16 @@ from relinear.errors import UserError
 from relinear.plan.plan import Plan
 from relinear.tracking import live as tracking
 
-NODES = ("measure teacher perplexity", "finetune teacher_lora")  # a measurement behind its gate, and a training, with their model and text
-FOLDERS = ["models/tiny", "runs/teacher/gate", "runs/teacher/perplexity", "runs/teacher_lora/finetune", "text/stories@tiny", "written/stories@tiny"]
+# a measurement behind its gate, and a training, with their model and text
+NODES = ("measure teacher perplexity", "finetune teacher_lora")
+FOLDERS = [
+    "models/tiny",
+    "runs/teacher/gate",
+    "runs/teacher/perplexity",
+    "runs/teacher_lora/finetune",
+    "text/stories@tiny",
+    "written/stories@tiny",
+]
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +59,9 @@ def said(plan: Plan) -> dict[str, str]:
 
 
 def test_what_was_just_made_has_not_changed(plan):
-    assert status.lines(plan) == [f"{len(FOLDERS)} finished results in {plan.root}: nothing has changed since"]
+    assert status.lines(plan) == [
+        f"{len(FOLDERS)} finished results in {plan.root}: nothing has changed since"
+    ]
     assert said(replace(plan, teacher="mistral-7b", seeds=3)) == {}, "which only choose what tables show"
 
 
@@ -64,11 +74,14 @@ def test_another_kernel_lock_or_asset_is_named_and_reruns_nothing(plan, edited):
     edited("text/stories@tiny", lambda record: record.update(lock="0" * 64))
     edited("models/tiny", lambda record: record["config"]["assets"].update(brown="0" * 64))
     assert said(plan) == {
-        "runs/teacher_lora/finetune": "kernels rotary, token_cross_entropy changed", "text/stories@tiny": "requirements.lock has changed",
+        "runs/teacher_lora/finetune": "kernels rotary, token_cross_entropy changed",
+        "text/stories@tiny": "requirements.lock has changed",
         "models/tiny": "asset brown changed",
-    }  # fmt: skip
+    }
     assert status.lines(plan)[-1] == f"{len(FOLDERS)} finished results in {plan.root}: 3 changed since"
-    assert all(plan.finished(node) for node in plan.behind([plan.node(*words.split()) for words in NODES])), "none would be made anew"
+    assert all(plan.finished(node) for node in plan.behind([plan.node(*words.split()) for words in NODES])), (
+        "none would be made anew"
+    )
 
 
 def test_a_record_from_before_there_was_a_lock_in_it_says_so(plan, edited):
@@ -84,7 +97,10 @@ def test_outside_a_clone_there_is_no_lock_to_compare(plan, edited, monkeypatch):
 
 def test_what_the_plan_would_make_anew_is_what_is_not_finished(plan, monkeypatch):
     other = replace(plan)
-    monkeypatch.setattr("relinear.plan.plan.code_hash", lambda modules: "other" if "relinear.train.finetune" in modules else stage_code(modules))
+    monkeypatch.setattr(
+        "relinear.plan.plan.code_hash",
+        lambda modules: "other" if "relinear.train.finetune" in modules else stage_code(modules),
+    )
     assert said(other).keys() == {"runs/teacher_lora/finetune"}
     assert "would be made anew" in said(other)["runs/teacher_lora/finetune"]
     assert other.finished(other.node("finetune", "teacher_lora")) is None
@@ -96,7 +112,9 @@ def stage_code(modules: list[str]) -> str:
     return code_hash(modules)
 
 
-@pytest.mark.parametrize("change", [{"run": "lizzard"}, {"run": "lizard"}, {"stage": "transfer"}, {"measure": "gate"}], ids=str)
+@pytest.mark.parametrize(
+    "change", [{"run": "lizzard"}, {"run": "lizard"}, {"stage": "transfer"}, {"measure": "gate"}], ids=str
+)
 def test_a_result_that_the_plan_does_not_know_is_named(plan, edited, change):
     edited("runs/teacher_lora/finetune", lambda record: record.update(change))
     assert said(plan) == {"runs/teacher_lora/finetune": "the plan knows no such result"}

@@ -1,4 +1,5 @@
-"""A step's loss and gradient do not depend on how the step is split, into micro-batches and over processes: for each training, in float64."""
+"""A step's loss and gradient do not depend on how the step is split, into micro-batches and over processes:
+for each training, in float64."""
 
 import json
 from pathlib import Path
@@ -24,10 +25,18 @@ from relinear.train import classify, distill, finetune, next_token, pretrain
 from relinear.train.recognise import Recogniser
 
 VOCABULARY, LENGTH, STEP = 64, 16, 8
-LABELS = (16, 2, 4, 8, 0, 1, 16, 3)  # that sequences of the text have, at their ends; 0: a prompt longer than the sequence
+# that sequences of the text have, at their ends; 0: a prompt longer than the sequence
+LABELS = (16, 2, 4, 8, 0, 1, 16, 3)
 LENGTHS = (16, 3, 5, 9, 16, 2, 7, 4)  # of the texts
 SPLITS = [(8, 1), (4, 2), (2, 4), (1, 8)]  # batch_size, accumulate
-LORA = {"kind": "lora", "train_method": True, "method_lr": None, "lora_rank": 4, "lora_alpha": 8, "lora_targets": ["q_proj", "v_proj"]}
+LORA = {
+    "kind": "lora",
+    "train_method": True,
+    "method_lr": None,
+    "lora_rank": 4,
+    "lora_alpha": 8,
+    "lora_targets": ["q_proj", "v_proj"],
+}
 KINDS = {
     "lora": (finetune, LORA),
     "full": (finetune, {"kind": "full", "train_embeddings": True}),
@@ -37,7 +46,8 @@ KINDS = {
     "classes": (classify, {"pool": "mean"}),
     "pictures": (classify, {"pool": "first"}),
 }
-SHARED = [kind for kind, (module, _) in KINDS.items() if module is not classify]  # that several processes can share
+# that several processes can share
+SHARED = [kind for kind, (module, _) in KINDS.items() if module is not classify]
 
 
 class Taken(Exception):  # noqa: N818, an end and no error
@@ -59,7 +69,12 @@ def write_texts(folder: Path, lengths=LENGTHS, values=VOCABULARY) -> Path:
     """Texts of random tokens and of these lengths, with a class each."""
     folder.mkdir(parents=True, exist_ok=True)
     tokens = np.random.default_rng(0).integers(values, size=sum(lengths))
-    of = {"tokens": tokens, "types": np.zeros_like(tokens), "ends": np.cumsum(lengths), "labels": np.arange(len(lengths)) % 2}
+    of = {
+        "tokens": tokens,
+        "types": np.zeros_like(tokens),
+        "ends": np.cumsum(lengths),
+        "labels": np.arange(len(lengths)) % 2,
+    }
     for name, array in of.items():
         np.save(folder / f"train_{name}.npy", array)
     (folder / "metrics.json").write_text(json.dumps({"classes": 2, "scores": ["accuracy"], "validation": 0}))
@@ -76,21 +91,46 @@ def without_dropout(model: nn.Module) -> nn.Module:
 def teacher(kind: str) -> nn.Module:
     torch.manual_seed(0)
     if kind == "pictures":
-        shape = {"classes": 2, "image_size": 4, "patch_size": 2, "hidden_size": 16, "intermediate_size": 16, "initializer_range": 0.2}
+        shape = {
+            "classes": 2,
+            "image_size": 4,
+            "patch_size": 2,
+            "hidden_size": 16,
+            "intermediate_size": 16,
+            "initializer_range": 0.2,
+        }
         return Recogniser(linearize(family("vit").random(shape, 0, torch.float64)[0], "hedgehog")).double()
     if kind in ("classes", "transfer of texts"):
         encoder = without_dropout(linearize(family("bert").random({}, 0, torch.float64)[0], "hedgehog"))
-        return (Classifier(encoder, Head(encoder.config.hidden_size, 2, "mean")) if kind == "classes" else encoder).double()
-    shape = {"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
-             "num_key_value_heads": 2, "initializer_range": 0.2}  # fmt: skip
+        return (
+            Classifier(encoder, Head(encoder.config.hidden_size, 2, "mean")) if kind == "classes" else encoder
+        ).double()
+    shape = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "initializer_range": 0.2,
+    }
     return linearize(LlamaForCausalLM(LlamaConfig(**shape)), "hedgehog").double()
 
 
 def job(kind: str, folder: Path, batch_size: int, accumulate: int) -> Job:
     recipe = {"lr": 1e-3, "patience": None, "learn": "all", **KINDS[kind][1]}
-    budget = {"epochs": 2, "seq_len": LENGTH, "batch_size": batch_size, "accumulate": accumulate, "lr_floor": 0.0, "validation": 0}
+    budget = {
+        "epochs": 2,
+        "seq_len": LENGTH,
+        "batch_size": batch_size,
+        "accumulate": accumulate,
+        "lr_floor": 0.0,
+        "validation": 0,
+    }
     folder.mkdir(parents=True, exist_ok=True)
-    text = write_texts(folder / "texts") if kind in ("classes", "transfer of texts") else write(folder / "text")
+    text = (
+        write_texts(folder / "texts") if kind in ("classes", "transfer of texts") else write(folder / "text")
+    )
     if kind == "pictures":
         text = write_texts(folder / "pictures", [16] * len(LENGTHS), 256)
     return Job(kind, {"recipe": recipe, "budget": budget}, {"text": text}, folder, folder)
@@ -109,10 +149,15 @@ def step_of(kind: str, folder: Path, batch_size: int, accumulate: int) -> tuple[
                 total += value.item()
         parameters = [p for ps, _ in groups for p in ps]
         found["loss"] = total
-        found["gradient"] = torch.cat([torch.zeros_like(p).flatten() if p.grad is None else p.grad.flatten() for p in parameters])
+        found["gradient"] = torch.cat(
+            [torch.zeros_like(p).flatten() if p.grad is None else p.grad.flatten() for p in parameters]
+        )
         raise Taken
 
-    more = {classify: lambda: (Labelled(asked.parents["text"], "train", LENGTH), "cpu"), distill: lambda: ("cpu",)}
+    more = {
+        classify: lambda: (Labelled(asked.parents["text"], "train", LENGTH), "cpu"),
+        distill: lambda: ("cpu",),
+    }
     with patch.object(module, "train", train), pytest.raises(Taken):
         module.fit(asked, model, *more.get(module, lambda: ("cpu", torch.float32))())
     assert found["gradient"].dtype == torch.float64 and found["gradient"].norm() > 0
@@ -173,7 +218,10 @@ def test_where_micro_batches_have_as_many_labels_each_the_loss_is_the_mean_of_th
         asked = {"steps": 1, "batch_size": batch_size, "accumulate": accumulate, "seed": 0, "name": "x"}
         found, before = [], []
         for tokens, labels, labelled in next_token.batches_of(text, STEP, "cpu", **asked)(0):
-            for values, divided in ((found, lambda x, n=labelled: x / n), (before, lambda x, a=accumulate, b=batch_size: x / (8.0 * b) / a)):
+            for values, divided in (
+                (found, lambda x, n=labelled: x / n),
+                (before, lambda x, a=accumulate, b=batch_size: x / (8.0 * b) / a),
+            ):
                 loss = divided(next_token.summed_loss(model, tokens, labels))
                 values += [loss, *torch.autograd.grad(loss, model.method_parameters().values())]
         assert all(torch.equal(a, b) for a, b in zip(found, before, strict=True))
@@ -184,7 +232,13 @@ def test_where_micro_batches_have_as_many_labels_each_the_loss_is_the_mean_of_th
 
 def test_a_step_without_a_label_is_refused_before_it_trains_and_the_text_is_named(tmp_path):
     asked, model = job("full", tmp_path, 1, 1), teacher("full").float()
-    with pytest.raises(UserError, match=r"full: step \d+ of 16 would have no label.*number 4 of .*text\).*1 of 8 sequences are\. Possible: more"):
+    with pytest.raises(
+        UserError,
+        match=(
+            r"full: step \d+ of 16 would have no label.*number 4 of .*text\).*1 of 8 sequences are\."
+            r" Possible: more"
+        ),
+    ):
         finetune.fit(asked, model, "cpu", torch.float32)
     assert not asked.history.exists()
 
@@ -193,7 +247,9 @@ def test_validation_without_a_label_is_refused(tmp_path):
     asked = job("pretrain", tmp_path, 1, 1)
     write(tmp_path / "text", labels=(3, 0, 0))
     asked.settings["budget"]["validation"] = 2
-    with pytest.raises(UserError, match="the 2 sequences of .*text that are kept aside for validation have no label"):
+    with pytest.raises(
+        UserError, match="the 2 sequences of .*text that are kept aside for validation have no label"
+    ):
         pretrain.fit(asked, teacher("pretrain").float(), "cpu")
 
 
@@ -205,9 +261,13 @@ def test_a_validation_loss_is_the_mean_over_all_labels_kept_aside(tmp_path):
         expected = model.eval()(tokens, labels=labels, use_cache=False).loss.item()
     for batch_size in (1, 3, 8):
         asked.settings["budget"]["batch_size"] = batch_size
-        assert pretrain.Validation(asked, model, text, 0, torch.float32).loss() == pytest.approx(expected, rel=1e-6)
+        assert pretrain.Validation(asked, model, text, 0, torch.float32).loss() == pytest.approx(
+            expected, rel=1e-6
+        )
 
 
 def test_a_text_without_a_token_is_refused(tmp_path):
-    with pytest.raises(UserError, match=r"text 1 of train of .* has no token; possible: texts of 1 token or more"):
+    with pytest.raises(
+        UserError, match=r"text 1 of train of .* has no token; possible: texts of 1 token or more"
+    ):
         Padded(write_texts(tmp_path, (3, 0, 2)), "train", LENGTH)

@@ -1,4 +1,5 @@
-"""A store gives back what was packed, byte for byte, and one that is cut, mixed, edited or of a newer format is refused with its file and node."""
+"""A store gives back what was packed, byte for byte, and one that is cut, mixed, edited or of a newer format
+is refused with its file and node."""
 
 import json
 import shutil
@@ -23,27 +24,67 @@ from relinear.schemas import BrokenError
 REFERENCE = ROOT / "results/reference"
 READINGS = [
     {"metric": "acc", "of": "mmlu", "at": {}, "value": 0.25, "stderr": 0.003, "n": 14042},
-    {"metric": "kl", "of": "attention", "at": {"layer": 3, "head": 1}, "value": 1e-17, "stderr": None, "n": 8},
-    {"metric": "perplexity", "of": "text", "at": {"length": 4096, "depth": 0.5}, "value": None, "stderr": None, "n": 0, "why": "beyond it"},
+    {
+        "metric": "kl",
+        "of": "attention",
+        "at": {"layer": 3, "head": 1},
+        "value": 1e-17,
+        "stderr": None,
+        "n": 8,
+    },
+    {
+        "metric": "perplexity",
+        "of": "text",
+        "at": {"length": 4096, "depth": 0.5},
+        "value": None,
+        "stderr": None,
+        "n": 0,
+        "why": "beyond it",
+    },
 ]
 ITEMS = {
-    "task": ["piqa", "mmlu", "mmlu"], "doc_id": [0, 1, 2], "acc": [1.0, None, 0.0], "exact": [True, False, True], "answer": ["a", 5, 0.5],
-    "scores": [[-1.0, -2.5], None, [3.0]], "unset": [None, None, None],
-}  # fmt: skip
-CURVE = [{"step": 0, "time": 1.7e9, "loss": 2.5, "lr": 1e-3, "terms": {"layer_00": 0.1}}, {"step": 5, "time": 1.7e9 + 1, "loss": 2.0, "lr": 1e-3}]
+    "task": ["piqa", "mmlu", "mmlu"],
+    "doc_id": [0, 1, 2],
+    "acc": [1.0, None, 0.0],
+    "exact": [True, False, True],
+    "answer": ["a", 5, 0.5],
+    "scores": [[-1.0, -2.5], None, [3.0]],
+    "unset": [None, None, None],
+}
+CURVE = [
+    {"step": 0, "time": 1.7e9, "loss": 2.5, "lr": 1e-3, "terms": {"layer_00": 0.1}},
+    {"step": 5, "time": 1.7e9 + 1, "loss": 2.0, "lr": 1e-3},
+]
 
 
-def packed(run="lizard", measure="mmlu", readings=READINGS, items=None, curve=None, indent=1, **changes) -> store.Packed:
-    record = {"schema": 2, "scale": "tiny", "run": run, "stage": measure, "measure": measure, "key": "k" * 64, "config": {"recipe": {"lr": 1e-3}},
-              "parents": {}, "artefacts": {}, "lock": None, "seed": 0, "wall_seconds": 1.5} | changes  # fmt: skip
+def packed(
+    run="lizard", measure="mmlu", readings=READINGS, items=None, curve=None, indent=1, **changes
+) -> store.Packed:
+    record = {
+        "schema": 2,
+        "scale": "tiny",
+        "run": run,
+        "stage": measure,
+        "measure": measure,
+        "key": "k" * 64,
+        "config": {"recipe": {"lr": 1e-3}},
+        "parents": {},
+        "artefacts": {},
+        "lock": None,
+        "seed": 0,
+        "wall_seconds": 1.5,
+    } | changes
     metrics = {"facts": {"method": run}, "readings": readings}
-    return store.Packed(*(json.dumps(each, indent=indent).encode() for each in (record, metrics)), items, curve)
+    return store.Packed(
+        *(json.dumps(each, indent=indent).encode() for each in (record, metrics)), items, curve
+    )
 
 
 NODES = {
     "runs/a/mmlu": packed("a"),
     "runs/lizard/mmlu": packed(items=ITEMS),
-    "runs/lizard-seed2/mmlu": packed("lizard-seed2", readings=[{**READINGS[0], "value": 1}], tags={"a": "b"}),  # an integer where floats are
+    # an integer where floats are
+    "runs/lizard-seed2/mmlu": packed("lizard-seed2", readings=[{**READINGS[0], "value": 1}], tags={"a": "b"}),
     "runs/supra/finetune": packed("supra", "", curve=CURVE, wall_seconds=2),
     "runs/supra/gate": packed("supra", "gate", indent=None, items={}, curve=[]),  # not written as we write
     "models/toy": store.Packed(b'{"scale": "tiny", "key": "x"}', None),
@@ -61,23 +102,37 @@ def test_every_node_comes_back_as_it_was(place):
     found = store.opened(place)
     found.verify()
     assert list(found.rows) == sorted(NODES) and found.all() == NODES
-    kinds = {field: type(values[0]) for field, values in found.items("runs/lizard/mmlu").items() if field not in ("answer", "unset")}
+    kinds = {
+        field: type(values[0])
+        for field, values in found.items("runs/lizard/mmlu").items()
+        if field not in ("answer", "unset")
+    }
     assert kinds == {"task": str, "doc_id": int, "acc": float, "exact": bool, "scores": list}
     assert [type(value) for value in found.items("runs/lizard/mmlu")["answer"]] == [str, int, float]
     assert {field.name: str(field.type) for field in pq.read_schema(place / store.ITEMS)} == {
-        "node": "string", "task": "string", "doc_id": "int64", "acc": "double", "exact": "bool", "answer": "string", "scores": "string",
+        "node": "string",
+        "task": "string",
+        "doc_id": "int64",
+        "acc": "double",
+        "exact": "bool",
+        "answer": "string",
+        "scores": "string",
         "unset": "string",
-    }  # fmt: skip
+    }
 
 
 def test_the_same_nodes_give_the_same_bytes_in_any_order(place, tmp_path):
     (tmp_path / "again").mkdir()
     store.write(tmp_path / "again", dict(reversed(NODES.items())))
-    assert all((tmp_path / "again" / name).read_bytes() == (place / name).read_bytes() for name in store.FILES)
+    assert all(
+        (tmp_path / "again" / name).read_bytes() == (place / name).read_bytes() for name in store.FILES
+    )
 
 
 def test_a_node_of_the_same_name_replaces_the_older_one_and_the_others_stay(place):
-    store.write(place, store.joined(place, {"runs/lizard/mmlu": packed(key="new"), "runs/t2r/mmlu": packed("t2r")}))
+    store.write(
+        place, store.joined(place, {"runs/lizard/mmlu": packed(key="new"), "runs/t2r/mmlu": packed("t2r")})
+    )
     found = store.opened(place).all()
     assert found == {**NODES, "runs/lizard/mmlu": packed(key="new"), "runs/t2r/mmlu": packed("t2r")}
 
@@ -90,9 +145,14 @@ def test_readers_see_a_packed_node_as_one_in_its_folder(place, tmp_path):
     packed_one, loose_one = load(node), load(loose)
     assert packed_one.readings == loose_one.readings and len(packed_one.readings) == 3
     assert packed_one.source._replace(file="") == loose_one.source._replace(file="")
-    assert packed_one.source.file == f"{place.as_posix()}/nodes.parquet#runs/lizard/mmlu" and loose_one.source.file.endswith("mmlu/run.json")
+    assert (
+        packed_one.source.file == f"{place.as_posix()}/nodes.parquet#runs/lizard/mmlu"
+        and loose_one.source.file.endswith("mmlu/run.json")
+    )
     assert store.folder_of(packed_one.source.file) == node and store.folder_of(loose_one.source.file) == loose
-    assert read_columns(loose).keys() | {"unset"} == read_columns(node).keys() and read_items(loose) == read_items(node)
+    assert read_columns(loose).keys() | {"unset"} == read_columns(node).keys() and read_items(
+        loose
+    ) == read_items(node)
     assert store.curve(place / "runs/supra/finetune") == CURVE and store.curve(node) is None
     assert [folder.name for folder in store.parts(place / "runs/supra")] == ["finetune", "gate"]
     assert store.runs(place) == ["a", "lizard", "lizard-seed2", "supra"]
@@ -101,12 +161,18 @@ def test_readers_see_a_packed_node_as_one_in_its_folder(place, tmp_path):
 def test_what_lies_in_a_nodes_own_folder_comes_before_the_store(place):
     (place / "runs/lizard/mmlu").mkdir(parents=True)
     (place / "runs/lizard/mmlu/run.json").write_bytes(packed(key="mine").record)
-    assert read(place / "runs/lizard/mmlu")["key"] == "mine" and place / "runs/lizard/mmlu" in store.nodes(place)
+    assert read(place / "runs/lizard/mmlu")["key"] == "mine" and place / "runs/lizard/mmlu" in store.nodes(
+        place
+    )
     assert len(store.nodes(place)) == len(NODES)
 
 
 def test_what_no_store_has_is_not_there(place, tmp_path):
-    assert read(place / "runs/none/mmlu") is None and not store.has(place / "runs/none") and store.parts(place / "runs/none") == []
+    assert (
+        read(place / "runs/none/mmlu") is None
+        and not store.has(place / "runs/none")
+        and store.parts(place / "runs/none") == []
+    )
     assert not store.exists(place / "models/toy/metrics.json") and store.exists(place / "models/toy/run.json")
     with pytest.raises(FileNotFoundError):
         store.read(place / "models/toy/metrics.json")
@@ -121,9 +187,16 @@ def test_all_readings_are_one_frame(place, tmp_path):
     found = frame(place)
     assert tuple(found.columns) == COLUMNS and len(found) == 3 + 3 + 1 + 3 + 3, "of measurements alone"
     lizard = found[(found.run == "lizard") & (found.metric == "acc")]
-    assert sorted(zip(lizard.seed, lizard.value, lizard.n, strict=True)) == [(0, 0.25, 14042), (2, 1.0, 14042)]
-    [row] = found[(found.node == store.named(place / "runs/lizard/mmlu")) & (found.metric == "perplexity")].to_dict("records")
-    assert row["at"] == '{"depth": 0.5, "length": 4096}' and row["why"] == "beyond it" and pd.isna(row["value"])
+    assert sorted(zip(lizard.seed, lizard.value, lizard.n, strict=True)) == [
+        (0, 0.25, 14042),
+        (2, 1.0, 14042),
+    ]
+    [row] = found[
+        (found.node == store.named(place / "runs/lizard/mmlu")) & (found.metric == "perplexity")
+    ].to_dict("records")
+    assert (
+        row["at"] == '{"depth": 0.5, "length": 4096}' and row["why"] == "beyond it" and pd.isna(row["value"])
+    )
     assert set(found[found.run == "t2r"].measure) == {"mmlu"}
 
 
@@ -140,25 +213,67 @@ def edited(column: str, value):
     def change(table: pa.Table) -> pa.Table:
         values = table[column].to_pylist()
         field = table.schema.field(column)
-        return table.set_column(table.column_names.index(column), field, pa.array([value, *values[1:]], field.type))
+        return table.set_column(
+            table.column_names.index(column), field, pa.array([value, *values[1:]], field.type)
+        )
 
     return change
 
 
 EDITS = {
     "a value": ("readings.parquet", edited("value", 0.75), "readings.parquet, node runs/a/mmlu: sha256"),
-    "an item": ("items.parquet", edited("doc_id", 7), "items.parquet, node runs/lizard/mmlu: sha256 .* got, .* expected"),
+    "an item": (
+        "items.parquet",
+        edited("doc_id", 7),
+        "items.parquet, node runs/lizard/mmlu: sha256 .* got, .* expected",
+    ),
     "a loss": ("curves.parquet", edited("loss", 0.1), "curves.parquet, node runs/supra/finetune: sha256"),
-    "a record": ("nodes.parquet", lambda table: edited("run.key", "another")(table.slice(1)), "nodes.parquet, node runs/a/mmlu: sha256"),
-    "a record that was written otherwise": ("nodes.parquet", edited("run.key", "another"), "nodes.parquet, node models/toy: the columns say someth"),
-    "an item of another node": ("items.parquet", edited("node", "runs/x/y"), "items.parquet: rows 0 to 3 are not those of node runs/lizard/mmlu"),
-    "a row too few": ("items.parquet", lambda table: table.slice(0, 2), "items.parquet has 2 rows, and nodes.parquet counts 3"),
-    "a row too many": ("curves.parquet", lambda t: pa.concat_tables([t, t.slice(0, 1)]), "curves.parquet has 3 rows, and nodes.parquet counts 2"),
-    "a node twice": ("nodes.parquet", lambda table: pa.concat_tables([table, table.slice(0, 1)]), "nodes.parquet has a node twice"),
-    "a newer format": ("readings.parquet", lambda t: t.replace_schema_metadata({store.MARK: b"2"}), "readings.parquet is of format 2"),
-    "no store": ("nodes.parquet", lambda table: table.replace_schema_metadata({}), "nodes.parquet is no file of a store"),
-    "a column too few": ("items.parquet", lambda table: table.drop(["acc"]), "items.parquet has no column acc, which nodes.parquet names"),
-}  # fmt: skip
+    "a record": (
+        "nodes.parquet",
+        lambda table: edited("run.key", "another")(table.slice(1)),
+        "nodes.parquet, node runs/a/mmlu: sha256",
+    ),
+    "a record that was written otherwise": (
+        "nodes.parquet",
+        edited("run.key", "another"),
+        "nodes.parquet, node models/toy: the columns say someth",
+    ),
+    "an item of another node": (
+        "items.parquet",
+        edited("node", "runs/x/y"),
+        "items.parquet: rows 0 to 3 are not those of node runs/lizard/mmlu",
+    ),
+    "a row too few": (
+        "items.parquet",
+        lambda table: table.slice(0, 2),
+        "items.parquet has 2 rows, and nodes.parquet counts 3",
+    ),
+    "a row too many": (
+        "curves.parquet",
+        lambda t: pa.concat_tables([t, t.slice(0, 1)]),
+        "curves.parquet has 3 rows, and nodes.parquet counts 2",
+    ),
+    "a node twice": (
+        "nodes.parquet",
+        lambda table: pa.concat_tables([table, table.slice(0, 1)]),
+        "nodes.parquet has a node twice",
+    ),
+    "a newer format": (
+        "readings.parquet",
+        lambda t: t.replace_schema_metadata({store.MARK: b"2"}),
+        "readings.parquet is of format 2",
+    ),
+    "no store": (
+        "nodes.parquet",
+        lambda table: table.replace_schema_metadata({}),
+        "nodes.parquet is no file of a store",
+    ),
+    "a column too few": (
+        "items.parquet",
+        lambda table: table.drop(["acc"]),
+        "items.parquet has no column acc, which nodes.parquet names",
+    ),
+}
 
 
 @pytest.mark.parametrize("case", EDITS)
@@ -179,12 +294,19 @@ def test_a_store_with_a_damaged_file_is_refused_with_that_file(place, name, dama
         path.unlink()
     else:
         path.write_bytes({"cut": path.read_bytes()[:-10], "empty": b"", "text": b"no parquet"}[damage])
-    with pytest.raises((BrokenError, FileNotFoundError), match=f"{name}.* (cannot be read|No such file)|No such file.*{name}"):
+    with pytest.raises(
+        (BrokenError, FileNotFoundError), match=f"{name}.* (cannot be read|No such file)|No such file.*{name}"
+    ):
         store.opened(place).verify()
 
 
 def test_files_of_two_stores_are_refused(place, tmp_path):
-    other = {**NODES, "runs/lizard/mmlu": packed(readings=[{**each, "n": 1} for each in READINGS], items={**ITEMS, "doc_id": [3, 4, 5]})}
+    other = {
+        **NODES,
+        "runs/lizard/mmlu": packed(
+            readings=[{**each, "n": 1} for each in READINGS], items={**ITEMS, "doc_id": [3, 4, 5]}
+        ),
+    }
     (tmp_path / "other").mkdir()
     store.write(tmp_path / "other", other)
     for name in ("readings.parquet", "items.parquet"):
@@ -202,22 +324,39 @@ def test_files_of_two_stores_are_refused(place, tmp_path):
 @pytest.mark.parametrize("place", store.campaigns(REFERENCE), ids=lambda place: place.name)
 def test_readings_of_a_committed_store_are_those_of_its_metrics(place):
     found, table = store.opened(place), frame(place)
-    assert len(table) == sum(len(load(place / node).readings) for node in found.rows if json.loads(found.record(node))["measure"])
-    assert len(table) == pq.read_metadata(place / store.READINGS).num_rows and {*table.node} <= {store.named(place / node) for node in found.rows}
+    assert len(table) == sum(
+        len(load(place / node).readings) for node in found.rows if json.loads(found.record(node))["measure"]
+    )
+    assert len(table) == pq.read_metadata(place / store.READINGS).num_rows and {*table.node} <= {
+        store.named(place / node) for node in found.rows
+    }
 
 
 def test_show_prints_the_record_behind_a_cell(monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     name = "results/reference/smollm2/nodes.parquet#runs/lizard/lambada"
-    for said in ("smollm2/lizard/lambada", "smollm2/runs/lizard/lambada", "results/reference/smollm2/runs/lizard/lambada", name):
+    for said in (
+        "smollm2/lizard/lambada",
+        "smollm2/runs/lizard/lambada",
+        "results/reference/smollm2/runs/lizard/lambada",
+        name,
+    ):
         cli.app(["show", said], standalone_mode=False)
         out = capsys.readouterr().out
         assert f"record    {name}\n" in out and "commit    " in out and "NVIDIA H100" in out
-        assert "other seeds: lizard-seed1/lambada, lizard-seed2/lambada" in out and "parent    finetune: lizard/finetune, key" in out
+        assert (
+            "other seeds: lizard-seed1/lambada, lizard-seed2/lambada" in out
+            and "parent    finetune: lizard/finetune, key" in out
+        )
         assert "reading   acc of lambada_openai: 0.3" in out
     cli.app(["show", "smollm2/lizard/lambada", "--json"], standalone_mode=False)
-    assert json.loads(capsys.readouterr().out)["key"] == read(REFERENCE / "smollm2/runs/lizard/lambada")["key"]
+    assert (
+        json.loads(capsys.readouterr().out)["key"] == read(REFERENCE / "smollm2/runs/lizard/lambada")["key"]
+    )
     cli.app(["show", "smollm2/models/smollm2-135m-instruct"], standalone_mode=False)
-    for wrong, near in (("smollm2/lizrd/lambada", "near it: lizard/lambada"), ("smolm2/lizard/lambada", "near it: smollm2")):
+    for wrong, near in (
+        ("smollm2/lizrd/lambada", "near it: lizard/lambada"),
+        ("smolm2/lizard/lambada", "near it: smollm2"),
+    ):
         code, stderr = relinear(monkeypatch, "show", wrong)
         assert code == 1 and near in stderr and stderr.count("\n") == 1

@@ -39,7 +39,10 @@ SCRATCH = ("scratch_softmax", "scratch_supra", "scratch_t2r")
 def trained(tmp_path_factory):
     """Every run of both tables at smoke scale, trained and measured."""
     plan = Plan(scale="smoke", results=tmp_path_factory.mktemp("results"))
-    made(plan, *map(str, sorted({node for name in ABLATIONS for node in plan.reads(plan.artefacts[name]).values()})))
+    made(
+        plan,
+        *map(str, sorted({node for name in ABLATIONS for node in plan.reads(plan.artefacts[name]).values()})),
+    )
     return plan
 
 
@@ -49,17 +52,33 @@ def table(path: Path) -> dict[str, dict[str, str]]:
 
 
 def test_table_3_prints_unique_tokens_times_epochs_of_every_step_behind_a_row(trained):
-    files = {path.suffix: path for path in draw_planned(trained, trained.artefacts["supra_table3"], finished=True)}
+    files = {
+        path.suffix: path for path in draw_planned(trained, trained.artefacts["supra_table3"], finished=True)
+    }
     rows = table(trained.root / "supra/table3.csv")
-    assert len(rows) == 10 and rows["Mamba"]["ppl"] == "not run" and rows["Mamba"]["published_hellaswag_acc_norm"] == "58.3"
+    assert (
+        len(rows) == 10
+        and rows["Mamba"]["ppl"] == "not run"
+        and rows["Mamba"]["published_hellaswag_acc_norm"] == "58.3"
+    )
     assert {name: row["doses"] for name, row in rows.items()} == {
-        "Mamba": "not run", "teacher": "", **dict.fromkeys(SCRATCH, "1024 x 2"), "supra_new_weights": "1024 x 1",
-        "supra_two_steps": "1024 x 1 + 1024 x 1", "t2r_uptrained": "1024 x 1", "supra_uptrained": "1024 x 1",
+        "Mamba": "not run",
+        "teacher": "",
+        **dict.fromkeys(SCRATCH, "1024 x 2"),
+        "supra_new_weights": "1024 x 1",
+        "supra_two_steps": "1024 x 1 + 1024 x 1",
+        "t2r_uptrained": "1024 x 1",
+        "supra_uptrained": "1024 x 1",
         "supra_of_scratch": "1024 x 2 + 1024 x 1",
-    }  # fmt: skip
-    assert (rows["supra_of_scratch"]["pretrain_tokens"], rows["supra_two_steps"]["finetune_tokens"]) == ("2048", "2048")
+    }
+    assert (rows["supra_of_scratch"]["pretrain_tokens"], rows["supra_two_steps"]["finetune_tokens"]) == (
+        "2048",
+        "2048",
+    )
     text = files[".md"].read_text()
-    assert "1.02k x 2 + 1.02k x 1" in text and "58.3" in next(line for line in text.splitlines() if line.startswith("| Mamba"))
+    assert "1.02k x 2 + 1.02k x 1" in text and "58.3" in next(
+        line for line in text.splitlines() if line.startswith("| Mamba")
+    )
     claims = list(csv.DictReader((trained.root / "supra/table3.claims.csv").read_text().splitlines()))
     assert {claim["verdict"] for claim in claims} == {"not tested"}
 
@@ -68,7 +87,10 @@ def test_doses_are_unknown_where_a_step_s_record_is_not_there_or_it_ended_early(
     measured = trained.folder(Node("measure", "supra_of_scratch", "perplexity"))
     copy = tmp_path / "runs/supra_of_scratch/perplexity"
     shutil.copytree(measured, copy)
-    assert doses(load_measured(measured)) == (Dose(1024, 2), Dose(1024, 1)) and doses(load_measured(copy)) is None
+    assert (
+        doses(load_measured(measured)) == (Dose(1024, 2), Dose(1024, 1))
+        and doses(load_measured(copy)) is None
+    )
     for run, step in (("supra_of_scratch", "finetune"), ("scratch_softmax", "pretrain")):
         shutil.copytree(trained.folder(Node(step, run)), tmp_path / "runs" / run / step)
     assert list(map(str, doses(load_measured(copy)))) == ["1.02k x 2", "1.02k x 1"]
@@ -81,8 +103,17 @@ def test_doses_are_unknown_where_a_step_s_record_is_not_there_or_it_ended_early(
 def test_the_table_of_decays_has_a_row_for_each_factor(trained):
     draw_planned(trained, trained.artefacts["supra_decayfactors"], finished=True)
     rows = table(trained.root / "supra/decayfactors.csv")
-    assert list(rows)[1:] == ["t2r_uptrained", "supra_denominator", "supra_rope_before", "supra_decay_none", "supra_uptrained", "supra_decay_retnet"]
-    assert len({row["ppl"] for row in rows.values()}) == 7 and all(float(row["ppl_256"]) > 1 for row in rows.values())
+    assert list(rows)[1:] == [
+        "t2r_uptrained",
+        "supra_denominator",
+        "supra_rope_before",
+        "supra_decay_none",
+        "supra_uptrained",
+        "supra_decay_retnet",
+    ]
+    assert len({row["ppl"] for row in rows.values()}) == 7 and all(
+        float(row["ppl_256"]) > 1 for row in rows.values()
+    )
     assert {row["gate"] for row in rows.values()} == {"passed"}
 
 
@@ -92,10 +123,18 @@ def test_what_trains_from_scratch_has_the_shape_and_the_text_of_the_teacher_and_
     for run in SCRATCH:
         weights = load_file(trained.folder(Node("pretrain", run)) / "model.safetensors")
         shared = {name: w for name, w in weights.items() if name in theirs and w.ndim == 2}
-        assert len(shared) >= 2 * 7 + 1 and any(".method." in name for name in weights) == (run != "scratch_softmax")
-        # Independent draws: as far apart as two such tensors are, where a trained copy of the teacher's would be near it.
-        assert all((w - theirs[name].float()).std() > theirs[name].float().std() for name, w in shared.items())
-        assert trained.parents(Node("pretrain", run))["text"] == trained.parents(Node("finetune", "supra_uptrained"))["text"]
+        assert len(shared) >= 2 * 7 + 1 and any(".method." in name for name in weights) == (
+            run != "scratch_softmax"
+        )
+        # Independent draws: as far apart as two such tensors are, where a trained copy of the teacher's would
+        # be near it.
+        assert all(
+            (w - theirs[name].float()).std() > theirs[name].float().std() for name, w in shared.items()
+        )
+        assert (
+            trained.parents(Node("pretrain", run))["text"]
+            == trained.parents(Node("finetune", "supra_uptrained"))["text"]
+        )
 
 
 def test_weights_are_drawn_by_the_seed_and_the_method_s_own_are_left(trained):
@@ -107,7 +146,9 @@ def test_weights_are_drawn_by_the_seed_and_the_method_s_own_are_left(trained):
         pretrain.redraw(model, teacher, seed)
     a, b, c = (dict(model.named_parameters()) for model in models)
     assert all(torch.equal(a[name], b[name]) for name in a)
-    assert [name for name in a if torch.equal(a[name], c[name]) and a[name].ndim == 2 and ".method." not in name] == []
+    assert [
+        name for name in a if torch.equal(a[name], c[name]) and a[name].ndim == 2 and ".method." not in name
+    ] == []
     own = [name for name in a if name.endswith(".method.w")]
     assert len(own) == 2 and all(torch.equal(a[name][0], torch.eye(16)) for name in own)
     assert_close(a["model.layers.0.self_attn.q_proj.weight"].std().item(), 0.1, rtol=0.05, atol=0)
@@ -130,21 +171,34 @@ def test_a_text_is_learned_from_scratch_in_the_scale_s_dtype_or_in_float32(train
 
 
 def test_a_text_has_the_scale_s_budget_and_recall_its_own():
-    for scale, text, recall in (("smoke", (2, 1, 0), (1, 8, 8)), ("smollm2", (3, 16, 0), (100, 32, 1000)), ("paper", (10, 8, 0), (100, 32, 1000))):
+    for scale, text, recall in (
+        ("smoke", (2, 1, 0), (1, 8, 8)),
+        ("smollm2", (3, 16, 0), (100, 32, 1000)),
+        ("paper", (10, 8, 0), (100, 32, 1000)),
+    ):
         plan = Plan(scale=scale)
         for run, expected in (("scratch_supra", text), ("recall_softmax", recall)):
             budget = plan.settings(Node("pretrain", run))["budget"]
-            assert (budget["epochs"], budget["batch_size"] * budget["accumulate"], budget["validation"]) == expected and "recall" not in budget
+            assert (
+                budget["epochs"],
+                budget["batch_size"] * budget["accumulate"],
+                budget["validation"],
+            ) == expected and "recall" not in budget
 
 
 def test_weights_cannot_be_drawn_anew_after_a_step():
     plan = Plan(scale="smoke")
     recipe = {"data": "alpaca", "lr": 1e-3, "init": "random"}
     plan.runs["again"] = Run(model="llama-3-8b", after="scratch_softmax", steps=({"pretrain": recipe},))
-    with pytest.raises(ConfigError, match="'again'.*init: random.*comes after pretrain of scratch_softmax; possible: init: model, or"):
+    with pytest.raises(
+        ConfigError,
+        match="'again'.*init: random.*comes after pretrain of scratch_softmax; possible: init: model, or",
+    ):
         plan.check_processes(Node("pretrain", "again"), 1)
     plan.runs["encoder"] = Run(model="bert-base", steps=({"pretrain": {**recipe, "data": "cola"}},))
-    with pytest.raises(ConfigError, match="pretrain trains a model to predict the next token, and 'tiny-bert' is an encoder"):
+    with pytest.raises(
+        ConfigError, match="pretrain trains a model to predict the next token, and 'tiny-bert' is an encoder"
+    ):
         plan.check_processes(Node("pretrain", "encoder"), 1)
 
 
@@ -158,7 +212,13 @@ def test_figure_1_is_drawn_of_committed_runs_and_costs(tmp_path):
     committed, shown = store.opened(reference), ("runs/teacher/", "runs/supra/")
     nodes = [node for node in committed.rows if node.startswith(shown)]
     folder.mkdir()
-    store.write(folder, {node: store.Packed(committed.record(node), committed.metrics(node), committed.items(node)) for node in nodes})
+    store.write(
+        folder,
+        {
+            node: store.Packed(committed.record(node), committed.metrics(node), committed.items(node))
+            for node in nodes
+        },
+    )
     write_manifest(folder, "smollm2", {})
     written = {path.suffix: path for path in draw_committed(folder, read(FIGURE1))}
     assert written[".png"].read_bytes().startswith(b"\x89PNG") and not list(folder.glob("supra/*.pdf"))
@@ -173,9 +233,16 @@ def test_figure_1_is_drawn_of_committed_runs_and_costs(tmp_path):
 
 
 def test_its_published_points_are_those_of_table_1():
-    printed = [entry for entries in published(ROOT / "workflow/papers/supra", "table1").values() for entry in entries]
+    printed = [
+        entry for entries in published(ROOT / "workflow/papers/supra", "table1").values() for entry in entries
+    ]
     for panel, column in zip(read(FIGURE1).spec.of_readings, ("hellaswag_acc_norm", "mmlu_acc"), strict=True):
-        drawn = [y for points in panel.published.values() for ys in points.values() for y in (ys if isinstance(ys, tuple) else (ys,))]
+        drawn = [
+            y
+            for points in panel.published.values()
+            for ys in points.values()
+            for y in (ys if isinstance(ys, tuple) else (ys,))
+        ]
         assert sorted(drawn) == sorted(entry.values[column] for entry in printed if column in entry.values)
 
 
@@ -192,21 +259,48 @@ def test_a_run_lies_at_the_tokens_that_all_its_steps_trained_on():
             ("teacher", {}),
         )
     }
-    along = {name: list(points_of(frame_of(measured), s, panel, measured)["x"]) for name, s in series.items() if s.runs}
-    assert along == {"SUPRA, uptrained": [10, 20], "SUPRA, from scratch": [35], "softmax teacher": [0], "softmax, from scratch": []}
+    along = {
+        name: list(points_of(frame_of(measured), s, panel, measured)["x"])
+        for name, s in series.items()
+        if s.runs
+    }
+    assert along == {
+        "SUPRA, uptrained": [10, 20],
+        "SUPRA, from scratch": [35],
+        "softmax teacher": [0],
+        "softmax, from scratch": [],
+    }
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"panels": [{"x": "training_tokens", "measure": "mmlu", "metric": "acc", "series": ["Mamba"]}]}, "no series 'Mamba'; have t2r, SUPRA"),
-        ({"panels": [{"x": "position", "measure": "ppl_novels", "metric": "perplexity"}]}, "'SUPRA': `runs` lie along.*over 'position'"),
-        ({"panels": [{"x": "length", "y": "ms_per_token", "measure": "mmlu", "metric": "acc"}]}, "'ms_per_token' or the measure 'mmlu'; give one"),
-        ({"series": [{"title": "SUPRA", "run": "supra", "runs": ["t2r"]}]}, "'SUPRA' needs either a run or runs"),
-        ({"series": [{"title": "SUPRA", "points": {1: "supra"}}]}, "unknown key 'points'.*possible: title, run, runs"),
-        ({"file": "results/efficiency/efficiency.csv", "model": "mistral-7b"}, "no panel shows a cost of results/efficiency/efficiency.csv"),
+        (
+            {"panels": [{"x": "training_tokens", "measure": "mmlu", "metric": "acc", "series": ["Mamba"]}]},
+            "no series 'Mamba'; have t2r, SUPRA",
+        ),
+        (
+            {"panels": [{"x": "position", "measure": "ppl_novels", "metric": "perplexity"}]},
+            "'SUPRA': `runs` lie along.*over 'position'",
+        ),
+        (
+            {"panels": [{"x": "length", "y": "ms_per_token", "measure": "mmlu", "metric": "acc"}]},
+            "'ms_per_token' or the measure 'mmlu'; give one",
+        ),
+        (
+            {"series": [{"title": "SUPRA", "run": "supra", "runs": ["t2r"]}]},
+            "'SUPRA' needs either a run or runs",
+        ),
+        (
+            {"series": [{"title": "SUPRA", "points": {1: "supra"}}]},
+            "unknown key 'points'.*possible: title, run, runs",
+        ),
+        (
+            {"file": "results/efficiency/efficiency.csv", "model": "mistral-7b"},
+            "no panel shows a cost of results/efficiency/efficiency.csv",
+        ),
     ],
-)  # fmt: skip
+)
 def test_panels_and_series_that_do_not_go_together_are_refused(tmp_path, changes, message):
     panels = [{"x": "training_tokens", "measure": "mmlu", "metric": "acc"}]
     series = [{"title": "T2R", "run": "t2r"}, {"title": "SUPRA", "runs": ["supra"]}]
@@ -219,8 +313,13 @@ def test_panels_and_series_that_do_not_go_together_are_refused(tmp_path, changes
 
 def inputs_of(heads: Heads, length: int) -> Inputs:
     torch.manual_seed(0)
-    q, k, v = (torch.randn(2, length, n, heads.dim, dtype=torch.float64) for n in (heads.heads, heads.groups, heads.groups))
-    angles = torch.arange(length, dtype=torch.float64)[:, None] * torch.rand(heads.dim // 2, dtype=torch.float64).repeat(2)
+    q, k, v = (
+        torch.randn(2, length, n, heads.dim, dtype=torch.float64)
+        for n in (heads.heads, heads.groups, heads.groups)
+    )
+    angles = torch.arange(length, dtype=torch.float64)[:, None] * torch.rand(
+        heads.dim // 2, dtype=torch.float64
+    ).repeat(2)
     cos, sin = (f(angles).expand(2, length, heads.dim) for f in (torch.cos, torch.sin))
     return Inputs(torch.empty(2, length, heads.hidden), q, k, v, cos, sin)
 
@@ -228,7 +327,9 @@ def inputs_of(heads: Heads, length: int) -> Inputs:
 def test_supra_without_its_changes_is_t2r():
     heads = Heads(24, 6, 2, 8, 8**-0.5)
     given = {"normalizer": "denominator", "rope": "before", "decay": "none", "init": "random"}
-    ours, t2r = (load(method)(heads, options(method, o)).double() for method, o in (("supra", given), ("t2r", {})))
+    ours, t2r = (
+        load(method)(heads, options(method, o)).double() for method, o in (("supra", given), ("t2r", {}))
+    )
     with torch.no_grad():
         ours.w.copy_(t2r.w_q), ours.b.copy_(t2r.b_q.add_(1.0))
     inputs = inputs_of(heads, 33)
@@ -250,7 +351,12 @@ def test_the_released_decay_leaves_of_a_token_2048_before_what_the_paper_says(he
 
 
 def test_a_denominator_with_a_decay_is_refused():
-    with pytest.raises(ValueError, match="'denominator' is a sum without decay; got decay 'released', possible: decay 'none', or groupnorm"):
+    with pytest.raises(
+        ValueError,
+        match=(
+            "'denominator' is a sum without decay; got decay 'released', possible: decay 'none', or groupnorm"
+        ),
+    ):
         options("supra", {"normalizer": "denominator"})
 
 
@@ -258,5 +364,11 @@ def test_the_steps_from_t2r_to_supra_are_one_factor_each():
     runs = Plan(scale="smollm2").runs
     ladder = ["supra_denominator", "supra_rope_before", "supra_decay_none", "supra_uptrained"]
     full = [options("supra", runs[run].options).model_dump() for run in ladder]
-    assert [sorted(name for name in a if a[name] != b[name]) for a, b in itertools.pairwise(full)] == [["normalizer"], ["rope"], ["decay"]]
-    assert {str(runs[run].steps) for run in [*ladder, "t2r_uptrained", "supra_decay_retnet"]} == {str(runs["supra_uptrained"].steps)}
+    assert [sorted(name for name in a if a[name] != b[name]) for a, b in itertools.pairwise(full)] == [
+        ["normalizer"],
+        ["rope"],
+        ["decay"],
+    ]
+    assert {str(runs[run].steps) for run in [*ladder, "t2r_uptrained", "supra_decay_retnet"]} == {
+        str(runs["supra_uptrained"].steps)
+    }

@@ -18,7 +18,8 @@ from relinear.get.model import save_model
 
 
 def tiny_gguf(path, *, seed: int, shard_tensors: int = 0) -> LlamaForCausalLM:
-    """Write a one-layer Llama with a SmolLM2-like tokenizer as GGUF, or as llama.cpp's shards; return the model that it holds."""
+    """Write a one-layer Llama with a SmolLM2-like tokenizer as GGUF, or as llama.cpp's shards; return the
+    model that it holds."""
     torch.manual_seed(seed)
     specials = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
     letters = sorted(byte_tokenizer().get_vocab(), key=byte_tokenizer().get_vocab().get)[2:]
@@ -107,7 +108,9 @@ def test_a_gguf_becomes_a_plain_folder_of_the_same_model(tmp_path):
 
 def test_a_gguf_is_parsed_once(tmp_path, monkeypatch):
     parsed, build = [], gguf.GGUFReader._build_fields
-    monkeypatch.setattr(gguf.GGUFReader, "_build_fields", lambda *given: parsed.append(given) or build(*given))
+    monkeypatch.setattr(
+        gguf.GGUFReader, "_build_fields", lambda *given: parsed.append(given) or build(*given)
+    )
     tiny_gguf(tmp_path / "tiny.gguf", seed=0)
     _opening.opened([tmp_path], torch.float32)
     assert len(parsed) == 1, "transformers parses it for the configuration, the weights and the tokenizer"
@@ -138,9 +141,13 @@ def shards(root) -> list:
 
 
 PARTS = {
-    "pieces of several packages": lambda root: pieces(root, [f"package{i}/data/part{i:02}.bin" for i in (3, 1, 2)]),
+    "pieces of several packages": lambda root: pieces(
+        root, [f"package{i}/data/part{i:02}.bin" for i in (3, 1, 2)]
+    ),
     "eleven pieces in one folder": lambda root: pieces(root, [f"a/tiny.gguf.part{i}" for i in range(1, 12)]),
-    "pieces that are numbered as shards": lambda root: pieces(root, [f"{i}/tiny-{i:05}-of-00002.gguf" for i in (1, 2)]),
+    "pieces that are numbered as shards": lambda root: pieces(
+        root, [f"{i}/tiny-{i:05}-of-00002.gguf" for i in (1, 2)]
+    ),
     "llama.cpp's shards": shards,
 }
 
@@ -154,7 +161,9 @@ def test_a_gguf_in_parts_is_the_whole_one_to_the_byte(tmp_path, parts):
     (folders[0] / "LICENSE").write_text("not of the model")
     save_model(folders, tmp_path / "joined", "float32", family="decoder")
     save_model(tmp_path / "package", tmp_path / "whole", "float32")
-    joined, whole = ({p.name: p.read_bytes() for p in (tmp_path / name).iterdir()} for name in ("joined", "whole"))
+    joined, whole = (
+        {p.name: p.read_bytes() for p in (tmp_path / name).iterdir()} for name in ("joined", "whole")
+    )
     assert joined == whole
 
 
@@ -177,12 +186,18 @@ BROKEN = {
     "nothing": (lambda root: [root], ["no model", "got nothing", "config.json", "*.gguf.part1"]),
     "another file": (another_file, ["got weights.pt", "possible are"]),
     "two models": (two_models, ["2 GGUF files", "a.gguf, b.gguf"]),
-    "the first piece missing": (lambda root: three(root)[1:], ["part1.bin is the first of part1.bin, part2.bin"]),
+    "the first piece missing": (
+        lambda root: three(root)[1:],
+        ["part1.bin is the first of part1.bin, part2.bin"],
+    ),
     "a middle piece missing": (lambda root: three(root)[::2], ["no whole GGUF", "a part is missing"]),
     "the last piece missing": (lambda root: three(root)[:2], ["no whole GGUF", "a part is missing"]),
-    "the last piece twice": (lambda root: [*three(root), root / "2"], ["no whole GGUF", "a part is too much"]),
+    "the last piece twice": (
+        lambda root: [*three(root), root / "2"],
+        ["no whole GGUF", "a part is too much"],
+    ),
     "a shard missing": (lambda root: shards(root)[:2], ["are not 1 to 3", "tiny-00003-of-00003.gguf"]),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", BROKEN)
@@ -195,7 +210,8 @@ def test_what_is_no_whole_gguf_is_refused_before_it_is_read_into_a_model(tmp_pat
 
 
 def test_special_tokens_are_those_that_the_gguf_names(tmp_path, monkeypatch):
-    """Also where transformers reads them otherwise, as 5.17 does: responses to train on would end in the token that begins one."""
+    """Also where transformers reads them otherwise, as 5.17 does: responses to train on would end in the
+    token that begins one."""
     tiny_gguf(tmp_path / "tiny.gguf", seed=0)
     read = AutoTokenizer.from_pretrained
 
@@ -208,7 +224,12 @@ def test_special_tokens_are_those_that_the_gguf_names(tmp_path, monkeypatch):
     monkeypatch.setattr(AutoTokenizer, "from_pretrained", mistaken)
     save_model(tmp_path, tmp_path / "out", "float32")
     saved = read(tmp_path / "out")
-    assert (saved.bos_token, saved.bos_token_id, saved.eos_token, saved.eos_token_id) == ("<|im_start|>", 1, "<|im_end|>", 2)
+    assert (saved.bos_token, saved.bos_token_id, saved.eos_token, saved.eos_token_id) == (
+        "<|im_start|>",
+        1,
+        "<|im_end|>",
+        2,
+    )
     assert "eos_token_id" not in json.loads((tmp_path / "out/tokenizer_config.json").read_text())
 
 
@@ -232,7 +253,9 @@ def test_a_model_that_transformers_reads_from_gguf_is_linearized(tmp_path):
     torch.testing.assert_close(linearize(model, "softmax")(probe, use_cache=False).logits, before)
     model = linearize(AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="tiny.gguf"), "hedgehog")
     model.save_pretrained(tmp_path / "saved")
-    assert torch.equal(AutoModelForCausalLM.from_pretrained(tmp_path / "saved")(probe).logits, model(probe).logits)
+    assert torch.equal(
+        AutoModelForCausalLM.from_pretrained(tmp_path / "saved")(probe).logits, model(probe).logits
+    )
 
 
 def test_a_smollm_tokenizer_splits_digits_before_it_merges_spaces(tmp_path):
@@ -254,7 +277,9 @@ def test_a_folder_that_gives_other_logits_than_were_saved_is_refused(tmp_path):
 
 
 def test_unknown_sources_and_dtypes_are_answered_with_the_possible_ones(tmp_path):
-    with pytest.raises(UserError, match="no family 'roberta'; have bert, decoder, gpt2, mpnet, prenorm, tiny"):
+    with pytest.raises(
+        UserError, match="no family 'roberta'; have bert, decoder, gpt2, mpnet, prenorm, tiny"
+    ):
         save_model(tmp_path, tmp_path / "out", family="roberta")
     with pytest.raises(ValueError, match="no dtype 'int8' for a model; have bfloat16"):
         save_model("random", tmp_path / "out", "int8")

@@ -31,13 +31,22 @@ from relinear.tracking import benchmarks, live, mirror, rows, store, ui
 from relinear.tracking.ui import links
 
 SOURCE = str(Path(live.__file__).parents[2])
-HISTORY = [{"step": step, "time": 1.7e9 + step, "loss": 2.0 / step, "layer_loss": [0.5, 0.25 / step]} for step in (1, 2, 3)]
+HISTORY = [
+    {"step": step, "time": 1.7e9 + step, "loss": 2.0 / step, "layer_loss": [0.5, 0.25 / step]}
+    for step in (1, 2, 3)
+]
 HISTORY_END = 1.7e12 + 4000
 READINGS = {  # measure -> what it reads
     "perplexity": [Reading("perplexity", "heldout", {}, 15.2, 0.4, 8192)],
-    "commonsense": [Reading("acc", "piqa", {}, 0.6, None, 32), Reading("acc_norm", "piqa", {}, 0.61, None, 32)],
+    "commonsense": [
+        Reading("acc", "piqa", {}, 0.6, None, 32),
+        Reading("acc_norm", "piqa", {}, 0.61, None, 32),
+    ],
     "mmlu": [Reading("acc", "mmlu", {}, 0.25, None, 57)],
-    "gate": [Reading("passed", "gate", {}, 1.0, None, 1), Reading("parallel_vs_recurrent", "model", {}, 1e-6, None, 384)],
+    "gate": [
+        Reading("passed", "gate", {}, 1.0, None, 1),
+        Reading("parallel_vs_recurrent", "model", {}, 1e-6, None, 384),
+    ],
 }
 
 
@@ -81,7 +90,15 @@ def parent(uri, run="lizard"):
 def record(stage="distill", run="lizard", attempt=1, key="k1", **more) -> dict:
     return {
         "schema": 2,
-        **{"scale": "mini", "run": run, "stage": stage, "measure": "", "key": key, "attempt": attempt, "seed": 0},
+        **{
+            "scale": "mini",
+            "run": run,
+            "stage": stage,
+            "measure": "",
+            "key": key,
+            "attempt": attempt,
+            "seed": 0,
+        },
         "config": {"lr": 0.01, "options": {"feature": "exp", "window": None}, "layers": (0, 1), "on": True},
         **{"config_hash": "c0", "code_hash": "d0", "git": {"commit": "abc", "dirty": False}},
         "parents": {"model": {"path": "results/mini/models/tiny", "key": "t1"}},
@@ -111,19 +128,30 @@ def run_stage(uri, root: Path, metrics: dict, **changes) -> None:
     started = datetime.now(UTC).isoformat()
     with opened(uri, **changes) as tracker:
         for line in HISTORY:
-            tracker.log({k: v for k, v in line.items() if k not in ("step", "time")}, line["step"], line["time"])
+            tracker.log(
+                {k: v for k, v in line.items() if k not in ("step", "time")}, line["step"], line["time"]
+            )
         known = {"mlflow_run_id": tracker.run_id, "started": started, "wall_seconds": 0.1}
         tracker.finish(write_folder(root, record(**changes, **known), metrics))
 
 
 def run_measure(uri, root: Path, measure: str, **changes) -> None:
-    run_stage(uri, root, {"readings": [reading._asdict() for reading in READINGS[measure]]}, stage=measure, measure=measure, **changes)
+    run_stage(
+        uri,
+        root,
+        {"readings": [reading._asdict() for reading in READINGS[measure]]},
+        stage=measure,
+        measure=measure,
+        **changes,
+    )
 
 
 def start(code: str, *arguments: str) -> subprocess.Popen:
     environment = {**os.environ, "PYTHONPATH": SOURCE}
     command = [sys.executable, "-c", code, *arguments]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
 
 
 # Structure
@@ -143,7 +171,9 @@ def test_another_budget_has_an_experiment_of_its_own_live_and_rebuilt(uri, tmp_p
         (drawn / "table2.csv").write_text(root)
         (drawn / "table2.provenance.json").write_text(json.dumps({"scale": "mini"}))
     again = f"sqlite:///{tmp_path / 'again.db'}"
-    assert mirror.rebuild(again, tmp_path / "results") == 2 and mirror.rebuild(again, tmp_path / "results") == 0
+    assert (
+        mirror.rebuild(again, tmp_path / "results") == 2 and mirror.rebuild(again, tmp_path / "results") == 0
+    )
     for root, key in roots.items():
         [found] = runs(again, "tags.stage = 'distill'", root)
         assert (found.data.tags["key"], found.data.tags["current"]) == (key, "true")
@@ -153,7 +183,21 @@ def test_another_budget_has_an_experiment_of_its_own_live_and_rebuilt(uri, tmp_p
 
 def test_the_command_names_the_experiment_after_the_folder(uri, tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
-    cli.app(["track", "init", "--scale", "smoke", "--budget", "4", "--rows", "lizard", "--results", str(tmp_path)], standalone_mode=False)
+    cli.app(
+        [
+            "track",
+            "init",
+            "--scale",
+            "smoke",
+            "--budget",
+            "4",
+            "--rows",
+            "lizard",
+            "--results",
+            str(tmp_path),
+        ],
+        standalone_mode=False,
+    )
     assert sorted(r.info.run_name for r in runs(uri, scale="smoke-x4")) == ["inputs", "lizard"]
     assert client(uri).get_experiment_by_name("relinear-smoke") is None
 
@@ -181,7 +225,9 @@ def test_run_shows_its_settings_data_and_origin(uri):
     with opened(uri):
         pass
     run = child(uri)
-    assert run.data.params == {**{"lr": "0.01", "options.feature": "exp", "options.window": "null", "layers": "[0, 1]", "on": "true"}}
+    assert run.data.params == {
+        **{"lr": "0.01", "options.feature": "exp", "options.window": "null", "layers": "[0, 1]", "on": "true"}
+    }
     wanted = {
         **{"paper": "lolcats", "method": "lizard", "row": "lizard", "scale": "mini", "stage": "distill"},
         **{"key": "k1", "attempt": "1", "current": "true", "config_hash": "c0", "code_hash": "d0"},
@@ -241,7 +287,9 @@ def test_measurements_put_their_headlines_on_the_row(uri, tmp_path):
     }
     assert parent(uri).data.metrics == shown
     metrics = {measure: child(uri, measure).data.metrics for measure in READINGS}
-    assert shown.items() <= {name: value for own in metrics.values() for name, value in own.items()}.items(), "one set of names"
+    assert (
+        shown.items() <= {name: value for own in metrics.values() for name, value in own.items()}.items()
+    ), "one set of names"
     assert metrics["gate"]["gate/passed/gate"] == 1 and metrics["gate"]["cost/tokens"] == 16384
 
 
@@ -262,12 +310,18 @@ def test_more_than_a_batch_of_metrics_and_parameters_arrives_whole(uri):
 
 
 def test_a_long_run_mirrors_the_losses_of_layers_at_every_tenth_step(uri, second, tmp_path, monkeypatch):
-    steps = [{"step": step, "time": 1.7e9 + step, "loss": 1.0, "terms": {"layer_00": 0.5, "layer_01": 0.5}} for step in range(131)]
+    steps = [
+        {"step": step, "time": 1.7e9 + step, "loss": 1.0, "terms": {"layer_00": 0.5, "layer_01": 0.5}}
+        for step in range(131)
+    ]
     monkeypatch.setitem(globals(), "HISTORY", steps)
     run_stage(uri, tmp_path, {})
     mirror.rebuild(second, tmp_path)
     for place in (uri, second):
-        points = {n: client(place).get_metric_history(child(place).info.run_id, n) for n in ("loss", "terms/layer_01")}
+        points = {
+            n: client(place).get_metric_history(child(place).info.run_id, n)
+            for n in ("loss", "terms/layer_01")
+        }
         assert [p.step for p in points["loss"]] == list(range(131))
         assert [p.step for p in points["terms/layer_01"]] == [*range(100), 100, 110, 120, 130]
 
@@ -289,7 +343,9 @@ def test_numbers_that_are_not_finite_are_kept(uri):
 def test_names_and_trees_become_what_mlflow_takes():
     assert store.metric_name("acc,none") == "acc_none"
     assert store.metric_name("/a//../b") == "a/b"
-    assert store.flatten_metrics({"a": {"b,c": 1}, "l": [1, 2.5], "n": None, "s": "N/A", "m": [[1]]}) == {**{"a/b_c": 1.0, "l/00": 1.0, "l/01": 2.5}}
+    assert store.flatten_metrics({"a": {"b,c": 1}, "l": [1, 2.5], "n": None, "s": "N/A", "m": [[1]]}) == {
+        **{"a/b_c": 1.0, "l/00": 1.0, "l/01": 2.5}
+    }
     with pytest.raises(ValueError, match="got '//'"):
         store.metric_name("//")
 
@@ -308,7 +364,14 @@ def trained(stage, recipe, **more) -> dict:
 def measured(measure, readings, **more) -> tuple[dict, dict]:
     config = {"method": "lizard", "options": {"gate": "pool"}, "metric": measure, "before": None}
     facts = {"method": "lizard", "trainable_params": 7, "tokens": {"distill": 16384, "finetune": 16384}}
-    made = record(stage=measure, measure=measure, config=config, key=measure, parents={"finetune": {"path": "x", "key": "f"}}, **more)
+    made = record(
+        stage=measure,
+        measure=measure,
+        config=config,
+        key=measure,
+        parents={"finetune": {"path": "x", "key": "f"}},
+        **more,
+    )
     return made, {"facts": facts, "readings": [reading._asdict() for reading in readings]}
 
 
@@ -333,11 +396,16 @@ def write_row(root: Path, run="lizard", seed=0) -> None:
     scores = [Reading(metric, task, {}, 0.5, 0.03, 100) for task, metric in tasks]
     long = [Reading("perplexity", "novels", {"position": at}, 30.0, 2.0, 6) for at in ("64-128", "1024-2048")]
     for made, metrics in (
-        (trained("distill", RECIPE, run=run, seed=seed, tags=tags), {"trainable_params": 3, "last_loss": 0.1}),
+        (
+            trained("distill", RECIPE, run=run, seed=seed, tags=tags),
+            {"trainable_params": 3, "last_loss": 0.1},
+        ),
         (trained("finetune", LORA, run=run, seed=seed, tags=tags), {"trainable_params": 4, "last_loss": 0.2}),
         measured("commonsense", scores, run=run, seed=seed, tags=tags),
         measured("ppl_novels", long, run=run, seed=seed, tags=tags),
-        measured("state_bytes", [Reading("mebibytes", "model", {}, 11.6, None, 1)], run=run, seed=seed, tags=tags),
+        measured(
+            "state_bytes", [Reading("mebibytes", "model", {}, 11.6, None, 1)], run=run, seed=seed, tags=tags
+        ),
     ):
         write_folder(root, made, metrics)
 
@@ -347,27 +415,74 @@ def test_a_row_carries_its_settings_the_tables_columns_and_where_its_records_are
     mirror.rebuild(uri, tmp_path / "results")
     row = parent(uri).data
     wanted = {
-        **{"method": "lizard", "variant": "default", "teacher": "tiny", "seed": "0", "window": "128", "gate": "pool", "rank": "8"},
-        **{"options.gate": "pool", "options.window": "128", "options.meta": "4"},  # those that are not set have their defaults
-        **{"distill.lr": "0.001", "finetune.lr": "0.0005", "distill.epochs": "2", "distill.tokens": "16384", "finetune.tokens": "16384"},
+        **{
+            "method": "lizard",
+            "variant": "default",
+            "teacher": "tiny",
+            "seed": "0",
+            "window": "128",
+            "gate": "pool",
+            "rank": "8",
+        },
+        # those that are not set have their defaults
+        **{"options.gate": "pool", "options.window": "128", "options.meta": "4"},
+        **{
+            "distill.lr": "0.001",
+            "finetune.lr": "0.0005",
+            "distill.epochs": "2",
+            "distill.tokens": "16384",
+            "finetune.tokens": "16384",
+        },
     }
     assert wanted.items() <= row.params.items()
-    tags = {"paper": "comparison,lizard", "table": "comparison/table2,lizard/table1", "row": "lizard", "base_run": "lizard", "seed": "0"}
+    tags = {
+        "paper": "comparison,lizard",
+        "table": "comparison/table2,lizard/table1",
+        "row": "lizard",
+        "base_run": "lizard",
+        "seed": "0",
+    }
     assert tags.items() <= row.tags.items()
-    numbers = {"piqa_acc": 50, "piqa_acc_stderr": 3, "piqa_acc_n": 100, "ppl_long": 30, "ppl_long_stderr": 2, "state_mib": 11.6}
-    numbers |= {"avg_no_mmlu": 50, "avg_no_mmlu_stderr": pytest.approx(3 / 5**0.5), "trainable_params": 7, "distill_tokens": 16384}
-    assert {name: row.metrics.get(name) for name in numbers} == numbers and "avg" not in row.metrics, "MMLU was not measured"
+    numbers = {
+        "piqa_acc": 50,
+        "piqa_acc_stderr": 3,
+        "piqa_acc_n": 100,
+        "ppl_long": 30,
+        "ppl_long_stderr": 2,
+        "state_mib": 11.6,
+    }
+    numbers |= {
+        "avg_no_mmlu": 50,
+        "avg_no_mmlu_stderr": pytest.approx(3 / 5**0.5),
+        "trainable_params": 7,
+        "distill_tokens": 16384,
+    }
+    assert {name: row.metrics.get(name) for name in numbers} == numbers and "avg" not in row.metrics, (
+        "MMLU was not measured"
+    )
     stages = {**child(uri, "commonsense").data.metrics, **child(uri, "ppl_novels").data.metrics}
-    assert {"piqa_acc": 50, "piqa_acc_stderr": 3, "ppl_long": 30}.items() <= stages.items(), "one set of names"
+    assert {
+        "piqa_acc": 50,
+        "piqa_acc_stderr": 3,
+        "ppl_long": 30,
+    }.items() <= stages.items(), "one set of names"
     assert stages["ppl_novels/perplexity/novels/position_64-128"] == 30, "which no column is of"
     note = row.tags["mlflow.note.content"]
-    assert note.startswith("`lizard`: tiny with lizard attention, seed 0: distill on 16,384 tokens at a rate of 0.001; finetune on 16,384 tokens")
+    assert note.startswith(
+        "`lizard`: tiny with lizard attention, seed 0: distill on 16,384 tokens at a rate of 0.001; finetune"
+        " on 16,384 tokens"
+    )
     assert "Shown in comparison/table2, lizard/table1." in note
     [data] = [r for r in runs(uri) if r.info.run_name == "lizard/distill"]
-    assert f"[distill](#/experiments/{data.info.experiment_id}/runs/{data.info.run_id}/artifacts/run.json?workflowType=machine_learning)" in note
+    assert (
+        f"[distill](#/experiments/{data.info.experiment_id}/runs/{data.info.run_id}/artifacts/run.json?workflowType=machine_learning)"
+        in note
+    )
 
 
-def test_a_row_carries_the_curves_data_and_files_of_its_stages_and_the_duration_of_their_work(uri, second, tmp_path):
+def test_a_row_carries_the_curves_data_and_files_of_its_stages_and_the_duration_of_their_work(
+    uri, second, tmp_path
+):
     results, losses = tmp_path / "results", [line["loss"] for line in HISTORY]
     run_stage(uri, results, {"loss": 0.5})
     time.sleep(2)  # the row waits for its next stage
@@ -379,8 +494,13 @@ def test_a_row_carries_the_curves_data_and_files_of_its_stages_and_the_duration_
         assert "perplexity/loss" not in row.data.metrics, "no training"
         assert [data.dataset.name for data in row.inputs.dataset_inputs] == ["wiki"]
         for stage in ("distill", "perplexity"):
-            assert {f"{stage}/run.json", f"{stage}/metrics.json"} <= {f.path for f in there.list_artifacts(row.info.run_id, stage)}
-        work = sum(child(place, stage).info.end_time - child(place, stage).info.start_time for stage in ("distill", "perplexity"))
+            assert {f"{stage}/run.json", f"{stage}/metrics.json"} <= {
+                f.path for f in there.list_artifacts(row.info.run_id, stage)
+            }
+        work = sum(
+            child(place, stage).info.end_time - child(place, stage).info.start_time
+            for stage in ("distill", "perplexity")
+        )
         assert row.info.end_time - row.info.start_time == work
 
 
@@ -388,7 +508,11 @@ def test_a_training_made_again_adds_a_curve_of_its_own_and_a_resumed_one_none(ur
     for attempt, key in ((1, "k1"), (2, "k1"), (3, "another-key")):
         run_stage(uri, tmp_path / str(attempt), {}, attempt=attempt, key=key)
     row = parent(uri).info.run_id
-    points = {name: len(client(uri).get_metric_history(row, name)) for name in parent(uri).data.metrics if name.endswith("loss")}
+    points = {
+        name: len(client(uri).get_metric_history(row, name))
+        for name in parent(uri).data.metrics
+        if name.endswith("loss")
+    }
     assert points == {"distill/loss": 3, "distill/another-/loss": 3}
 
 
@@ -397,29 +521,58 @@ def test_no_chart_of_the_comparison_is_empty(uri, tmp_path):
     run_measure(uri, tmp_path / "results", "perplexity")
     [address] = ui.comparisons(uri, "http://127.0.0.1:1").values()
     shown = json.loads(client(uri).get_experiment_by_name("relinear-mini").tags[ui.TAG])
-    assert [c.get("metricKey", c["type"]) for c in shown["compareRunCharts"]] == ["PARALLEL", "distill/loss", "ppl", "DIFFERENCE"]
+    assert [c.get("metricKey", c["type"]) for c in shown["compareRunCharts"]] == [
+        "PARALLEL",
+        "distill/loss",
+        "ppl",
+        "DIFFERENCE",
+    ]
     assert f"viewStateShareKey={ui.VIEW}" in address
 
 
 def test_the_lines_of_a_benchmark_are_runs_once_each(uri, tmp_path):
     folder = tmp_path / "results/efficiency"
     folder.mkdir(parents=True)
-    (folder / "efficiency.csv").write_text("model,run,batch,ms_per_token,commit\n8b,teacher,1,6.5,abc\n8b,lizard,2,,0ther\n")
-    calls = [{"command": "bench", "started": "2026-11-21T04:00:00+00:00", "commit": "abcdef", "versions": {"torch": "2.11"}}]
-    (folder / "efficiency.provenance.json").write_text(json.dumps({"gpu": "H200", "timing": "median", "sessions": calls}))
-    (folder / "figure5.provenance.json").write_text(json.dumps({"artefact": "lizard_figure5", "scale": "", "cells": {}}))
-    (folder / "whole.json").write_text(json.dumps({"command": "whole", "rows": [{"scale": "smoke", "seconds": 3}]}))
+    (folder / "efficiency.csv").write_text(
+        "model,run,batch,ms_per_token,commit\n8b,teacher,1,6.5,abc\n8b,lizard,2,,0ther\n"
+    )
+    calls = [
+        {
+            "command": "bench",
+            "started": "2026-11-21T04:00:00+00:00",
+            "commit": "abcdef",
+            "versions": {"torch": "2.11"},
+        }
+    ]
+    (folder / "efficiency.provenance.json").write_text(
+        json.dumps({"gpu": "H200", "timing": "median", "sessions": calls})
+    )
+    (folder / "figure5.provenance.json").write_text(
+        json.dumps({"artefact": "lizard_figure5", "scale": "", "cells": {}})
+    )
+    (folder / "whole.json").write_text(
+        json.dumps({"command": "whole", "rows": [{"scale": "smoke", "seconds": 3}]})
+    )
     assert [benchmarks.write(uri, tmp_path / "results") for _ in range(2)] == [3, 0]
-    found = {run.data.params["run"]: run for run in runs(uri, "tags.`relinear.kind` = 'benchmark'", "benchmarks") if "run" in run.data.params}
+    found = {
+        run.data.params["run"]: run
+        for run in runs(uri, "tags.`relinear.kind` = 'benchmark'", "benchmarks")
+        if "run" in run.data.params
+    }
     first = found["teacher"]
-    assert first.data.metrics == {"batch": 1, "ms_per_token": 6.5} and found["lizard"].data.metrics == {"batch": 2}
+    assert first.data.metrics == {"batch": 1, "ms_per_token": 6.5} and found["lizard"].data.metrics == {
+        "batch": 2
+    }
     wanted = {"command": "bench", "git.commit": "abcdef", "hardware.gpu": "H200", "versions.torch": "2.11"}
     assert wanted.items() <= first.data.tags.items() and first.info.start_time == 1795233600000
     other = found["lizard"].data.tags
     assert other["git.commit"] == "0ther" and "versions.torch" not in other, "no call of that commit is known"
     above = client(uri).get_run(first.data.tags["mlflow.parentRunId"])
     files = [file.path for file in client(uri).list_artifacts(above.info.run_id)]
-    assert files == ["efficiency.csv", "efficiency.provenance.json"] and above.info.run_name == "efficiency/efficiency"
+    assert (
+        files == ["efficiency.csv", "efficiency.provenance.json"]
+        and above.info.run_name == "efficiency/efficiency"
+    )
     assert benchmarks.write(uri, tmp_path / "results", but=folder) == 0
     assert benchmarks.write(uri, folder) == 0, "the same lines, from another folder up"
     assert ui.comparisons(uri, "http://127.0.0.1:1") == {}, "benchmarks are no rows"
@@ -428,7 +581,11 @@ def test_the_lines_of_a_benchmark_are_runs_once_each(uri, tmp_path):
 def test_seeds_stand_below_their_row_and_shared_stages_below_one_run(uri, tmp_path):
     write_row(tmp_path / "results")
     write_row(tmp_path / "results", "lizard-seed1", seed=1)
-    write_folder(tmp_path / "results", record(stage="model", run="tiny", tags={"row": "tiny", "scale": "mini"}), {"parameters": 7})
+    write_folder(
+        tmp_path / "results",
+        record(stage="model", run="tiny", tags={"row": "tiny", "scale": "mini"}),
+        {"parameters": 7},
+    )
     mirror.rebuild(uri, tmp_path / "results")
     top = [r for r in runs(uri) if "mlflow.parentRunId" not in r.data.tags]
     assert sorted(r.info.run_name for r in top) == ["inputs", "lizard"]
@@ -445,13 +602,23 @@ def test_rows_that_are_planned_are_those_that_come_and_wait_for_their_first_stag
     for _ in range(2):
         mirror.init(uri, "smoke", wanted)
     made = {r.data.tags["relinear.row"]: r for r in runs(uri, scale="smoke")}
-    assert set(made) == {"inputs", "lizard", "lizard-seed1", "hedgehog"} and {r.info.status for r in made.values()} == {"SCHEDULED"}
+    assert set(made) == {"inputs", "lizard", "lizard-seed1", "hedgehog"} and {
+        r.info.status for r in made.values()
+    } == {"SCHEDULED"}
     lizard = made["lizard-seed1"]
-    assert {"window": "128", "gate": "sigmoid", "rank": "8", "seed": "1", "teacher": "tiny"}.items() <= lizard.data.params.items()
+    assert {
+        "window": "128",
+        "gate": "sigmoid",
+        "rank": "8",
+        "seed": "1",
+        "teacher": "tiny",
+    }.items() <= lizard.data.params.items()
     assert lizard.data.tags["mlflow.parentRunId"] == made["lizard"].info.run_id
     node = plan.node("distill", "lizard-seed1")
     config, tags = plan.settings(node), rows.tags_of(plan, node)
-    with live.Tracker(uri, **mirror.describe(record(scale="smoke", run="lizard-seed1", config=config, tags=tags, seed=1))):
+    with live.Tracker(
+        uri, **mirror.describe(record(scale="smoke", run="lizard-seed1", config=config, tags=tags, seed=1))
+    ):
         assert parent_of(uri, "lizard-seed1").info.status == "RUNNING"
     assert parent_of(uri, "lizard-seed1").info.run_id == lizard.info.run_id
     assert parent_of(uri, "lizard-seed1").data.params == lizard.data.params
@@ -490,7 +657,10 @@ def test_a_row_that_is_set_otherwise_is_another_row_and_the_earlier_one_stays(ur
         mirror.init(uri, "mini", [rows.row_of([trained("distill", {"lr": rate})])])
     assert parent(uri).data.params["distill.lr"] == "0.002"
     [earlier] = runs(uri, "tags.`relinear.earlier_row` = 'lizard'")
-    assert (earlier.data.params["distill.lr"], earlier.data.tags["relinear.kind"]) == ("0.001", "earlier"), "not among the rows"
+    assert (earlier.data.params["distill.lr"], earlier.data.tags["relinear.kind"]) == (
+        "0.001",
+        "earlier",
+    ), "not among the rows"
 
 
 def test_tables_figures_and_claims_are_artifacts_of_a_run_of_their_own(uri, tmp_path):
@@ -509,8 +679,16 @@ def test_tables_figures_and_claims_are_artifacts_of_a_run_of_their_own(uri, tmp_
     assert (run.info.run_name, run.info.status) == ("tables and figures", "FINISHED")
     assert [f.path for f in client(uri).list_artifacts(run.info.run_id)] == ["mini"], "no copy of a copy"
     files = client(uri).list_artifacts(run.info.run_id, "mini/comparison")
-    assert [f.path.rpartition("/")[2] for f in files] == ["table2.claims.csv", "table2.csv", "table2.md", "table2.provenance.json"]
-    assert Path(client(uri).download_artifacts(run.info.run_id, "mini/comparison/table2.md")).read_text() == drawn.as_posix()
+    assert [f.path.rpartition("/")[2] for f in files] == [
+        "table2.claims.csv",
+        "table2.csv",
+        "table2.md",
+        "table2.provenance.json",
+    ]
+    assert (
+        Path(client(uri).download_artifacts(run.info.run_id, "mini/comparison/table2.md")).read_text()
+        == drawn.as_posix()
+    )
 
 
 # Processes
@@ -522,7 +700,7 @@ from relinear.errors import UserError
 tracking.install_signal_handlers()
 uri, stage = sys.argv[1:]
 about = dict(scale="mini", run="lizard", stage=stage, key="k1", params={}, tags={"method": "lizard"}, datasets=[], attempt=1)
-"""
+"""  # noqa: E501
 ENDLESS = (
     STAGE
     + """
@@ -650,12 +828,20 @@ def test_the_commands_use_the_server_that_the_environment_names(server, tmp_path
     def relinear(*args: str) -> str:
         environment = {**os.environ, "PYTHONPATH": SOURCE, "MLFLOW_TRACKING_URI": server}
         command = [sys.executable, "-m", "relinear.cli", "track", *args]
-        return subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+        return subprocess.run(
+            command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=True
+        ).stdout
 
     relinear("init", "--scale", "smoke")
     assert relinear("rebuild") == "1 runs restored\n"
-    assert sorted(r.info.run_name for r in runs(server, scale="smoke")) == ["lizard", "lizard/distill", "lizard/perplexity"]
-    assert {"run.json", "metrics.json"} <= {f.path for f in client(server).list_artifacts(child_of(server, "distill").info.run_id)}
+    assert sorted(r.info.run_name for r in runs(server, scale="smoke")) == [
+        "lizard",
+        "lizard/distill",
+        "lizard/perplexity",
+    ]
+    assert {"run.json", "metrics.json"} <= {
+        f.path for f in client(server).list_artifacts(child_of(server, "distill").info.run_id)
+    }
     assert server in relinear("ui")
     assert not list(tmp_path.rglob("mlflow.db*")), "a store beside the server's"
 
@@ -666,9 +852,13 @@ def child_of(uri, stage):
 
 
 @pytest.mark.parametrize(("kind", "warns"), [("nfs4", True), ("lustre", True), ("ext4", False)])
-def test_sqlite_on_a_network_file_system_is_warned_of(tmp_path, monkeypatch, capsys, empty_store, kind, warns):
+def test_sqlite_on_a_network_file_system_is_warned_of(
+    tmp_path, monkeypatch, capsys, empty_store, kind, warns
+):
     monkeypatch.setattr(store, "MOUNTS", tmp_path / "mounts")
-    (tmp_path / "mounts").write_text(f"/dev/vda / ext4 rw 0 0\nfiler:/home {tmp_path / 'home'} {kind} rw 0 0\n")
+    (tmp_path / "mounts").write_text(
+        f"/dev/vda / ext4 rw 0 0\nfiler:/home {tmp_path / 'home'} {kind} rw 0 0\n"
+    )
     (tmp_path / "home").mkdir()
     shutil.copy(empty_store, tmp_path / "home/mlflow.db")
     mirror.init(f"sqlite:///{tmp_path / 'home/mlflow.db'}")
@@ -689,17 +879,27 @@ def test_an_unreachable_store_costs_one_warning_and_no_run(tmp_path, capsys, mon
     assert capsys.readouterr().err.count("no more MLflow tracking of lizard/distill") == 1
 
 
-@pytest.mark.parametrize("uri", ["sqlite:///", "sqlite:////proc/nope/m.db", "nonsense://x", "not a uri", "sqlite:///broken.db"])
+@pytest.mark.parametrize(
+    "uri", ["sqlite:///", "sqlite:////proc/nope/m.db", "nonsense://x", "not a uri", "sqlite:///broken.db"]
+)
 def test_a_store_that_there_cannot_be_is_one_line_before_the_first_job(uri, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("broken.db").write_text("no database at all\n" * 99)
     write_folder(tmp_path / "results", record(), {})
-    for verb in (lambda: mirror.init(uri, "mini"), lambda: mirror.rebuild(uri, "results"), lambda: mirror.import_folder(uri, "results")):
+    for verb in (
+        lambda: mirror.init(uri, "mini"),
+        lambda: mirror.rebuild(uri, "results"),
+        lambda: mirror.import_folder(uri, "results"),
+    ):
         with pytest.raises(store.StoreError, match=r"^MLflow's store .* failed: \w+: .*$"):
             verb()
     assert {path.name for path in tmp_path.iterdir()} <= {"broken.db", "broken.db.lock", "results"}
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
-    cli.track_init(scale="smoke", rows="lizard", **{name: default for name, (_, default) in cli.PLAN.items() if name != "scale"})
+    cli.track_init(
+        scale="smoke",
+        rows="lizard",
+        **{name: default for name, (_, default) in cli.PLAN.items() if name != "scale"},
+    )
     said = capsys.readouterr().err
     assert said.startswith("WARNING: MLflow's store") and len(said.splitlines()) == 2, "it is no error"
 
@@ -751,10 +951,13 @@ def garbled(path: Path) -> None:
 
 
 BROKEN = {
-    "cut": (cut, "malformed"), "foreign": (foreign, "it lacks the tables experiments, latest_metrics"), "a folder": (folder, "it is a folder"),
-    "a text": (lambda path: path.write_text("no database at all\n" * 999), "file is not a database"), "garbled": (garbled, "malformed"),
+    "cut": (cut, "malformed"),
+    "foreign": (foreign, "it lacks the tables experiments, latest_metrics"),
+    "a folder": (folder, "it is a folder"),
+    "a text": (lambda path: path.write_text("no database at all\n" * 999), "file is not a database"),
+    "garbled": (garbled, "malformed"),
     "empty": (lambda path: path.write_bytes(b""), "it lacks the tables"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", BROKEN)
@@ -770,18 +973,29 @@ def test_a_rebuild_sets_a_broken_store_aside_and_says_so(uri, tmp_path, capsys, 
         assert tracker.run_id == "" and "`relinear track rebuild` restores" in capsys.readouterr().err
         content = path.read_bytes() if path.is_file() else None
         done = subprocess.run(
-            [sys.executable, "-m", "relinear.cli", "track", "rebuild"], cwd=tmp_path, capture_output=True, text=True, check=False, env=quiet(uri)
+            [sys.executable, "-m", "relinear.cli", "track", "rebuild"],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+            env=quiet(uri),
         )
         aside = tmp_path / f"results/mlflow.db.broken{number}"
         assert done.returncode == 0 and done.stdout == "1 runs restored\n", done.stderr
         assert f"{why}" in done.stderr and f"it is set aside as {aside}, and a new one is made" in done.stderr
         assert (aside / "mine").read_text() == "kept" if content is None else aside.read_bytes() == content
         with closing(sqlite3.connect(path)) as database:
-            assert database.execute("SELECT count(*) FROM runs").fetchone() == (2,), "the row's and the stage's"
+            assert database.execute("SELECT count(*) FROM runs").fetchone() == (2,), (
+                "the row's and the stage's"
+            )
 
 
 def quiet(uri: str) -> dict[str, str]:
-    return {**os.environ, "MLFLOW_TRACKING_URI": uri, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT / 'kernels'}"}
+    return {
+        **os.environ,
+        "MLFLOW_TRACKING_URI": uri,
+        "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT / 'kernels'}",
+    }
 
 
 def test_a_store_that_may_be_anybody_s_or_is_busy_or_whole_is_left_alone(uri, tmp_path):
@@ -790,15 +1004,26 @@ def test_a_store_that_may_be_anybody_s_or_is_busy_or_whole_is_left_alone(uri, tm
     elsewhere = tmp_path / "elsewhere/mine.db"
     elsewhere.parent.mkdir()
     elsewhere.write_text("no database at all\n" * 999)
-    for at in (f"sqlite:///{elsewhere}", f"sqlite:///{elsewhere.parent}", "sqlite:///", "http://localhost:1", "sqlite:////proc/nope/m.db"):
+    for at in (
+        f"sqlite:///{elsewhere}",
+        f"sqlite:///{elsewhere.parent}",
+        "sqlite:///",
+        "http://localhost:1",
+        "sqlite:////proc/nope/m.db",
+    ):
         assert store.set_aside_broken(at, tmp_path / "results") is None
     with closing(sqlite3.connect(path)) as database:
         database.execute("BEGIN EXCLUSIVE")
         with pytest.MonkeyPatch.context() as patch:
             connect = sqlite3.connect
-            patch.setattr(store.sqlite3, "connect", lambda *args, **more: connect(*args, **more | {"timeout": 0.1}))
+            patch.setattr(
+                store.sqlite3, "connect", lambda *args, **more: connect(*args, **more | {"timeout": 0.1})
+            )
             assert store.set_aside_broken(uri, tmp_path / "results") is None
-    assert sorted(p.name for p in path.parent.iterdir()) == ["mlflow.db", "mlflow.db.lock"] and elsewhere.is_file()
+    assert (
+        sorted(p.name for p in path.parent.iterdir()) == ["mlflow.db", "mlflow.db.lock"]
+        and elsewhere.is_file()
+    )
 
 
 def test_a_write_that_a_limit_stops_ends_the_mirror_of_that_stage_alone(uri, tmp_path, capsys, monkeypatch):
@@ -817,7 +1042,10 @@ def test_a_write_that_a_limit_stops_ends_the_mirror_of_that_stage_alone(uri, tmp
     with opened(uri, stage="finetune") as tracker:
         tracker.log({"loss": 1.0}, 1)
     assert not capsys.readouterr().err
-    assert child(uri, "finetune").info.status == "FINISHED" and child(uri, "finetune").data.metrics["loss"] == 1.0
+    assert (
+        child(uri, "finetune").info.status == "FINISHED"
+        and child(uri, "finetune").data.metrics["loss"] == 1.0
+    )
 
 
 def test_what_a_limit_leaves_of_a_store_that_is_made_hinders_no_later_one(tmp_path):
@@ -825,9 +1053,13 @@ def test_what_a_limit_leaves_of_a_store_that_is_made_hinders_no_later_one(tmp_pa
 
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
     done = subprocess.run(
-        [sys.executable, "-c", f"from relinear.tracking import mirror; mirror.init({uri!r}, 'mini')"], capture_output=True, text=True, check=False,
-        env=quiet(uri), preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000)),
-    )  # fmt: skip
+        [sys.executable, "-c", f"from relinear.tracking import mirror; mirror.init({uri!r}, 'mini')"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=quiet(uri),
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000)),
+    )
     assert done.returncode == 1 and "disk I/O error" in done.stderr
     assert [path.name for path in sorted(tmp_path.iterdir())] == ["mlflow.db.lock", "mlflow.db.new"]
     (tmp_path / "mlflow.db.new-journal").write_bytes(b"of another file")
@@ -855,7 +1087,9 @@ def test_a_server_that_fails_once_is_tried_again(between, capsys):
 
 
 @pytest.mark.parametrize("how", ["fails", "is silent", "is not there"])
-def test_a_server_that_cannot_be_used_costs_one_warning_and_seconds_and_is_filled_later(between, tmp_path, capsys, how):
+def test_a_server_that_cannot_be_used_costs_one_warning_and_seconds_and_is_filled_later(
+    between, tmp_path, capsys, how
+):
     """Before the first job (`relinear track init`), in a stage and after it."""
     run, address = f"while_it_{how.replace(' ', '_')}", between.url
     between.failures, between.silent = (10**6 if how == "fails" else 0), how == "is silent"
@@ -879,7 +1113,9 @@ def test_a_server_that_cannot_be_used_costs_one_warning_and_seconds_and_is_fille
 
 
 @pytest.mark.parametrize("how", ["fails", "is silent"])
-def test_a_server_that_fails_in_the_middle_of_a_stage_costs_one_warning_and_seconds_and_is_filled_later(between, tmp_path, capsys, how):
+def test_a_server_that_fails_in_the_middle_of_a_stage_costs_one_warning_and_seconds_and_is_filled_later(
+    between, tmp_path, capsys, how
+):
     """The store has everything from before the failure. When it answers again it gets the rest, once."""
     run = f"until_it_{how.replace(' ', '_')}"
     with opened(between.url, run=run) as tracker:
@@ -892,13 +1128,20 @@ def test_a_server_that_fails_in_the_middle_of_a_stage_costs_one_warning_and_seco
         tracker.finish(write_folder(tmp_path / "results", record(run=run, mlflow_run_id=tracker.run_id), {}))
     error = capsys.readouterr().err
     assert time.monotonic() - begun < 30
-    assert error.count(f"no more MLflow tracking of {run}/distill") == 1 and "***@" in error and "secret" not in error
+    assert (
+        error.count(f"no more MLflow tracking of {run}/distill") == 1
+        and "***@" in error
+        and "secret" not in error
+    )
     [left] = runs(between.server_address, f"tags.run = '{run}'")
     assert left.info.status == "RUNNING" and left.data.metrics == {"loss": 2.0}
     between.failures, between.silent = 0, False
     assert [mirror.rebuild(between.url, tmp_path / "results") for _ in range(2)] == [1, 0]
     current = runs(between.server_address, f"tags.run = '{run}' and tags.current = 'true'")
-    assert [(r.info.status, len(client(between.server_address).get_metric_history(r.info.run_id, "loss"))) for r in current] == [("FINISHED", 3)]
+    assert [
+        (r.info.status, len(client(between.server_address).get_metric_history(r.info.run_id, "loss")))
+        for r in current
+    ] == [("FINISHED", 3)]
 
 
 def test_a_server_that_answers_a_byte_at_a_time_costs_one_warning_and_no_run(tmp_path, capsys, monkeypatch):
@@ -910,7 +1153,9 @@ def test_a_server_that_answers_a_byte_at_a_time_costs_one_warning_and_no_run(tmp
             with suppress(OSError):
                 taken, _ = listening.accept()
                 taken.recv(65536)
-                taken.sendall(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 9999\r\n\r\n")
+                taken.sendall(
+                    b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 9999\r\n\r\n"
+                )
                 while True:
                     taken.sendall(b" ")
                     time.sleep(0.2)
@@ -922,7 +1167,10 @@ def test_a_server_that_answers_a_byte_at_a_time_costs_one_warning_and_no_run(tmp
             tracker.finish(write_folder(tmp_path, record(), {}))
         assert time.monotonic() - begun < 20 and tracker.run_id == ""
     error = capsys.readouterr().err
-    assert error.count("no more MLflow tracking of lizard/distill") == 1 and "no whole answer within 15 s" in error
+    assert (
+        error.count("no more MLflow tracking of lizard/distill") == 1
+        and "no whole answer within 15 s" in error
+    )
 
 
 def test_a_mistake_of_the_caller_is_raised(uri, tmp_path):
@@ -945,8 +1193,14 @@ def content(uri, run) -> dict:
     for name in run.data.metrics:
         points = store.get_metric_history(run.info.run_id, name)
         # The times of history.jsonl are kept; final metrics bear the time at which they were written.
-        history[name] = [(p.step, p.value, p.timestamp if p.timestamp < HISTORY_END else "end") for p in points]
-    tags = {name: re.sub("runs/[0-9a-f]{32}", "runs/...", text) for name, text in run.data.tags.items() if name != "mlflow.parentRunId"}
+        history[name] = [
+            (p.step, p.value, p.timestamp if p.timestamp < HISTORY_END else "end") for p in points
+        ]
+    tags = {
+        name: re.sub("runs/[0-9a-f]{32}", "runs/...", text)
+        for name, text in run.data.tags.items()
+        if name != "mlflow.parentRunId"
+    }
     files = [file.path for file in store.list_artifacts(run.info.run_id)]
     data = [(d.dataset.name, d.dataset.digest, d.tags[0].value) for d in run.inputs.dataset_inputs]
     status = (run.info.run_name, run.info.status)
@@ -961,7 +1215,10 @@ def content(uri, run) -> dict:
 
 
 def contents(uri, scale="mini") -> list[dict]:
-    return sorted((content(uri, run) for run in runs(uri, scale=scale)), key=lambda c: (c["status"], c["tags"].get("key", "")))
+    return sorted(
+        (content(uri, run) for run in runs(uri, scale=scale)),
+        key=lambda c: (c["status"], c["tags"].get("key", "")),
+    )
 
 
 @pytest.fixture
@@ -983,7 +1240,9 @@ def test_a_rebuilt_store_equals_the_first(uri, second, tmp_path):
         assert again.info.end_time - again.info.start_time == 100
         assert again.data.tags["mlflow.parentRunId"] == parent(second).info.run_id
         assert again.data.tags["mlflow_run_id"] == first.info.run_id
-    assert [p.value for p in client(second).get_metric_history(child(second).info.run_id, "loss")][:3] == [line["loss"] for line in HISTORY]
+    assert [p.value for p in client(second).get_metric_history(child(second).info.run_id, "loss")][:3] == [
+        line["loss"] for line in HISTORY
+    ]
 
 
 def test_the_ui_is_opened_at_the_runs_of_each_experiment(uri, tmp_path):
@@ -1040,7 +1299,11 @@ def test_what_is_imported_stays_apart_from_ones_own(uri, tmp_path):
     for field in ("status", "params", "history", "in", "out"):
         assert [c[field] for c in copies] == [c[field] for c in before], field
     (tmp_path / "empty").mkdir()
-    for folder, label, why in ((own, "a/b", "a label is of"), (own / "b", "x", "no folder"), (tmp_path / "empty", "x", "holds no finished stages")):
+    for folder, label, why in (
+        (own, "a/b", "a label is of"),
+        (own / "b", "x", "no folder"),
+        (tmp_path / "empty", "x", "holds no finished stages"),
+    ):
         with pytest.raises(UserError, match=why):
             mirror.import_folder(uri, folder, label)
 
@@ -1048,24 +1311,39 @@ def test_what_is_imported_stays_apart_from_ones_own(uri, tmp_path):
 def into_a_store(results: Path) -> None:
     """Pack the nodes of a scale's results into a store, and remove their own records, metrics and curves."""
     files = ("run.json", "metrics.json", "history.jsonl")
-    texts = {folder: [path.read_bytes() if (path := folder / name).exists() else None for name in files] for folder in nodes.nodes(results)}
-    lines = {folder: curve and [json.loads(line) for line in curve.splitlines()] for folder, (*_, curve) in texts.items()}
-    packed = {folder: nodes.Packed(run, metrics, curve=lines[folder]) for folder, (run, metrics, _) in texts.items()}
+    texts = {
+        folder: [path.read_bytes() if (path := folder / name).exists() else None for name in files]
+        for folder in nodes.nodes(results)
+    }
+    lines = {
+        folder: curve and [json.loads(line) for line in curve.splitlines()]
+        for folder, (*_, curve) in texts.items()
+    }
+    packed = {
+        folder: nodes.Packed(run, metrics, curve=lines[folder]) for folder, (run, metrics, _) in texts.items()
+    }
     nodes.write(results, {folder.relative_to(results).as_posix(): node for folder, node in packed.items()})
     for folder in packed:
         for name in files:
             (folder / name).unlink(missing_ok=True)
 
 
-@pytest.mark.parametrize(("lines", "kept"), [(0, []), (1, [1]), (50, [*range(1, 51)]), (251, [*range(1, 251, 6), 251])])
+@pytest.mark.parametrize(
+    ("lines", "kept"), [(0, []), (1, [1]), (50, [*range(1, 51)]), (251, [*range(1, 251, 6), 251])]
+)
 def test_of_a_committed_curve_some_points_evenly_and_the_last_are_imported(uri, tmp_path, lines, kept):
     folder = write_folder(tmp_path / "theirs", record(), {})
-    curve = [json.dumps({"step": n, "time": 1.7e9 + n, "loss": 1 / n, "lr": 0.1}) for n in range(1, lines + 1)]
+    curve = [
+        json.dumps({"step": n, "time": 1.7e9 + n, "loss": 1 / n, "lr": 0.1}) for n in range(1, lines + 1)
+    ]
     (folder / "history.jsonl").write_text("\n".join(curve))
     into_a_store(tmp_path / "theirs/mini")
     mirror.import_folder(uri, tmp_path / "theirs", "long")
     [run] = runs(uri, "tags.stage = 'distill'", scale="mini-long")
-    points = {name: [p.step for p in client(uri).get_metric_history(run.info.run_id, name)] for name in ("loss", "lr")}
+    points = {
+        name: [p.step for p in client(uri).get_metric_history(run.info.run_id, name)]
+        for name in ("loss", "lr")
+    }
     assert points == {"loss": kept, "lr": kept} and len(kept) <= mirror.SHOWN + 1
     assert run.data.metrics.get("loss") == (1 / lines if lines else None)
 
@@ -1073,10 +1351,23 @@ def test_of_a_committed_curve_some_points_evenly_and_the_last_are_imported(uri, 
 def test_all_that_is_committed_is_imported_at_once_each_folder_apart(uri, tmp_path, monkeypatch, capsys):
     for name, lr in (("first", 0.1), ("second", 0.2)):
         write_folder(tmp_path / "all" / name, record(config={"lr": lr}), {})
-        written = {path.relative_to(tmp_path / "all" / name).as_posix(): sha256(path) for path in (tmp_path / "all" / name).rglob("*.json*")}
-        (tmp_path / "all" / name / mirror.MANIFEST).write_text(json.dumps({"scale": "smoke", "files": written}))
+        written = {
+            path.relative_to(tmp_path / "all" / name).as_posix(): sha256(path)
+            for path in (tmp_path / "all" / name).rglob("*.json*")
+        }
+        (tmp_path / "all" / name / mirror.MANIFEST).write_text(
+            json.dumps({"scale": "smoke", "files": written})
+        )
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
-    command = ["track", "import", str(tmp_path / "all"), "--results", str(tmp_path / "results"), "--label", "theirs"]
+    command = [
+        "track",
+        "import",
+        str(tmp_path / "all"),
+        "--results",
+        str(tmp_path / "results"),
+        "--label",
+        "theirs",
+    ]
     for count in (2, 0):
         cli.app(command, standalone_mode=False)
         assert capsys.readouterr().out == f"{count} runs imported\n"
@@ -1110,7 +1401,9 @@ def test_rebuild_adds_the_missing_attempt_and_makes_the_latest_current(uri, tmp_
 def test_rebuild_replaces_a_run_that_lost_its_store_midway(uri, tmp_path, capsys, monkeypatch):
     with opened(uri) as tracker:
         with monkeypatch.context() as broken:
-            broken.setattr(tracker._client, "log_batch", lambda *a, **k: (_ for _ in ()).throw(OSError("gone")))
+            broken.setattr(
+                tracker._client, "log_batch", lambda *a, **k: (_ for _ in ()).throw(OSError("gone"))
+            )
             known = {"mlflow_run_id": tracker.run_id}
             tracker.finish(write_folder(tmp_path / "results", record(**known), {"loss": 0.5}))
     assert "gone" in capsys.readouterr().err
@@ -1119,8 +1412,12 @@ def test_rebuild_replaces_a_run_that_lost_its_store_midway(uri, tmp_path, capsys
     assert child(uri).data.metrics["loss"] == 0.5 and "relinear.mirror" not in child(uri).data.tags
 
 
-@pytest.mark.parametrize(("module", "name"), [(rows, "means"), (rows, "note"), (mirror, "_show"), (mirror, "finish")])
-def test_a_rebuild_that_dies_before_a_row_is_written_is_made_whole_by_the_next(uri, second, tmp_path, monkeypatch, module, name):
+@pytest.mark.parametrize(
+    ("module", "name"), [(rows, "means"), (rows, "note"), (mirror, "_show"), (mirror, "finish")]
+)
+def test_a_rebuild_that_dies_before_a_row_is_written_is_made_whole_by_the_next(
+    uri, second, tmp_path, monkeypatch, module, name
+):
     run_stage(uri, tmp_path / "results", {"loss": 0.5})
     run_measure(uri, tmp_path / "results", "perplexity")
     with monkeypatch.context() as dying, pytest.raises(KeyboardInterrupt):
@@ -1140,8 +1437,13 @@ def test_rebuild_refuses_what_it_does_not_own(second, tmp_path):
         mirror.rebuild(second, tmp_path / "nowhere")
 
 
-@pytest.mark.parametrize(("file", "text"), [("run.json", ""), ("run.json", '{"schema": 3}'), ("run.json", "{"), ("metrics.json", '{"loss": 9}')])
-def test_a_record_that_cannot_be_believed_is_left_out_of_a_rebuild_and_refused_in_an_import(uri, tmp_path, capsys, file, text):
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [("run.json", ""), ("run.json", '{"schema": 3}'), ("run.json", "{"), ("metrics.json", '{"loss": 9}')],
+)
+def test_a_record_that_cannot_be_believed_is_left_out_of_a_rebuild_and_refused_in_an_import(
+    uri, tmp_path, capsys, file, text
+):
     for run in ("lizard", "supra"):
         folder = tmp_path / "results/mini/runs" / run / "distill"
         write_folder(tmp_path / "results", record(run=run), {})

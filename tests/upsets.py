@@ -1,14 +1,18 @@
-"""A command that is upset while it runs, by signals, kills, disks, stores or another command: a part of the fault campaign (`faults.py`).
+"""A command that is upset while it runs, by signals, kills, disks, stores or another command: a part of the
+fault campaign (`faults.py`).
 
-Each round starts from a copy of a prepared, partly finished results folder and gives one command that has a training and two measurements to do.
-It is upset at a random moment; then the same command is given again. Whatever happened, it must end with the very files of an
-undisturbed run, once in MLflow, with nothing left over, without a traceback, and a table that is drawn from it has the same bytes.
+Each round starts from a copy of a prepared, partly finished results folder and gives one command that has a
+training and two measurements to do. It is upset at a random moment; then the same command is given again.
+Whatever happened, it must end with the very files of an undisturbed run, once in MLflow, with nothing left
+over, without a traceback, and a table that is drawn from it has the same bytes.
 
-A round of another kind (`BEGUN`) has something wrong when the command begins: a file in a folder's place, a file system without locks, a module of
-the clone's folder in a library's place. The command then says so in one line, or works all the same; and when it is mended, the same command works.
+A round of another kind (`BEGUN`) has something wrong when the command begins: a file in a folder's place, a
+file system without locks, a module of the clone's folder in a library's place. The command then says so in
+one line, or works all the same; and when it is mended, the same command works.
 
-All of this is in a clone whose path has signs that formats and addresses use. Snakemake is a process of its own. Its jobs are forks of one that has
-imported all libraries (`warm`), so that a round takes half a minute; each is started, heard and killed as ever.
+All of this is in a clone whose path has signs that formats and addresses use. Snakemake is a process of its
+own. Its jobs are forks of one that has imported all libraries (`warm`), so that a round takes half a minute;
+each is started, heard and killed as ever.
 """
 
 import hashlib
@@ -46,11 +50,15 @@ class Ended(NamedTuple):
 
 
 # Snakemake, whose jobs take another Python than its own.
-SNAKEMAKE = "import runpy, sys; sys.executable = sys.argv.pop(1); runpy.run_module('snakemake', run_name='__main__', alter_sys=True)"
+SNAKEMAKE = (
+    "import runpy, sys; sys.executable = sys.argv.pop(1); runpy.run_module('snakemake', run_name='__main__',"
+    " alter_sys=True)"
+)
 
 
 class Round(NamedTuple):
-    """An upset of the command, which returns False where the command had ended before; and the store and the disk of the round."""
+    """An upset of the command, which returns False where the command had ended before; and the store and the
+    disk of the round."""
 
     name: str
     upset: Callable[["Results", subprocess.Popen, random.Random], bool | None]
@@ -60,7 +68,8 @@ class Round(NamedTuple):
 
 
 class Begun(NamedTuple):
-    """What is wrong when the command begins, as a context; and what the command says of that, or None where it works all the same."""
+    """What is wrong when the command begins, as a context; and what the command says of that, or None where
+    it works all the same."""
 
     name: str
     wrong: Callable[["Results"], AbstractContextManager]
@@ -68,7 +77,8 @@ class Begun(NamedTuple):
     store: str | None = None
 
 
-# Put into the mirror, on which no result depends: a call of the operating system fails while the file `failing` says so.
+# Put into the mirror, on which no result depends: a call of the operating system fails while the file
+# `failing` says so.
 FAILING = """
 
 import errno
@@ -91,16 +101,21 @@ if Path("failing").is_file():
 
 
 class Results:
-    """The prepared clone, and the copy of it that a round works in, always at the same path: an adapter names the folder of its model."""
+    """The prepared clone, and the copy of it that a round works in, always at the same path: an adapter names
+    the folder of its model."""
 
     def __init__(self, folder: Path):
         warm.interpreter(folder / "warm", os.getpid(), environment())
-        self.base, self.clone = folder / "base", Clone(folder / "100%s {clone}", [], str(folder / "warm/python"))
+        self.base, self.clone = (
+            folder / "base",
+            Clone(folder / "100%s {clone}", [], str(folder / "warm/python")),
+        )
         self.seconds, self.usual = 0.0, {}
         self.server: type[Between] = Between
 
     def prepare(self) -> "Results":
-        """Make everything up to the distilled run in the base, and in a copy the files of an undisturbed command."""
+        """Make everything up to the distilled run in the base, and in a copy the files of an undisturbed
+        command."""
         copy_sources(self.clone.root)
         append(self.clone, "src/relinear/tracking/live.py", FAILING)
         lines = self.clone.python("-c", BEHIND, *SHARED.split()).splitlines()
@@ -121,25 +136,50 @@ class Results:
 
     def start(self, store: str | None = None) -> subprocess.Popen:
         env = {**environment(), **({"MLFLOW_TRACKING_URI": store} if store else {})}
-        command = [sys.executable, "-P", "-c", SNAKEMAKE, self.clone.interpreter, "--cores", "2", "--config", "scale=smoke", "--", TARGET]
+        command = [
+            sys.executable,
+            "-P",
+            "-c",
+            SNAKEMAKE,
+            self.clone.interpreter,
+            "--cores",
+            "2",
+            "--config",
+            "scale=smoke",
+            "--",
+            TARGET,
+        ]
         return subprocess.Popen(
-            command, cwd=self.clone.root, env=env, text=True, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            command,
+            cwd=self.clone.root,
+            env=env,
+            text=True,
+            start_new_session=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             preexec_fn=attentive,
-        )  # fmt: skip
+        )
 
     def command(self, store: str | None = None) -> Ended:
         return ended(self.start(store))
 
     def contents(self) -> dict[str, str]:
-        """The sha256 of each file that the command made, without the history, which has times; and of the table that is drawn from them."""
+        """The sha256 of each file that the command made, without the history, which has times; and of the
+        table that is drawn from them."""
         found, (paper, stem, ends) = {}, TABLE
         drawn = self.clone.relinear("draw", paper, stem, "--scale", "smoke")
         assert drawn.returncode == 0, drawn.stderr[-3000:]
         for end in ends:
-            found[f"{stem}.{end}"] = hashlib.sha256((self.clone / f"results/smoke/{paper}/{stem}.{end}").read_bytes()).hexdigest()
+            found[f"{stem}.{end}"] = hashlib.sha256(
+                (self.clone / f"results/smoke/{paper}/{stem}.{end}").read_bytes()
+            ).hexdigest()
         for stage in LAST:
             record = self.clone.record(RUN, stage)
-            found |= {f"{stage}/{name}": entry["sha256"] for name, entry in record["artefacts"].items() if name != "history.jsonl"}
+            found |= {
+                f"{stage}/{name}": entry["sha256"]
+                for name, entry in record["artefacts"].items()
+                if name != "history.jsonl"
+            }
         return found
 
     def problems(self) -> list[str]:
@@ -147,22 +187,40 @@ class Results:
         found = self.contents()
         wrong = [f"{name} is another file" for name, sha in found.items() if self.usual.get(name) != sha]
         wrong += [f"{name} is not there" for name in self.usual.keys() - found.keys()]
-        history = [json.loads(line)["step"] for line in (self.clone.stage(RUN, "finetune") / "history.jsonl").read_text().splitlines()]
+        history = [
+            json.loads(line)["step"]
+            for line in (self.clone.stage(RUN, "finetune") / "history.jsonl").read_text().splitlines()
+        ]
         wrong += ["history has a gap or a double"] if history != list(range(len(history))) else []
         root = self.clone / "results/smoke"
-        left = [p for stage in LAST for p in (root / ".work" / f"{RUN}.{stage}").glob("*") if p.name not in ("lock", "attempt.json")]
-        left += [p for p in root.rglob("*") if p.suffix in (".new", ".broken") or p.name.startswith(".metrics.json.")]
+        left = [
+            p
+            for stage in LAST
+            for p in (root / ".work" / f"{RUN}.{stage}").glob("*")
+            if p.name not in ("lock", "attempt.json")
+        ]
+        left += [
+            p
+            for p in root.rglob("*")
+            if p.suffix in (".new", ".broken") or p.name.startswith(".metrics.json.")
+        ]
         return wrong + [f"{p.relative_to(root)} is left over" for p in left]
 
     def mirrored(self) -> list[str]:
         """The runs that MLflow's store lacks, or has twice."""
         wrong, runs = [], [run for run in self.clone.mlflow() if run["tags"].get("run") == RUN]
         for stage in LAST:
-            current = [r for r in runs if r["tags"].get("stage") == stage and r["tags"].get("current") == "true"]
+            current = [
+                r for r in runs if r["tags"].get("stage") == stage and r["tags"].get("current") == "true"
+            ]
             key = self.clone.record(RUN, stage)["key"]
             if [(r["status"], r["tags"]["key"]) for r in current] != [("FINISHED", key)]:
                 wrong.append(f"MLflow has {[r['status'] for r in current]} of {stage}")
-        return wrong + [f"{r['tags'].get('stage')} is RUNNING in MLflow" for r in runs if r["status"] == "RUNNING" and "stage" in r["tags"]]
+        return wrong + [
+            f"{r['tags'].get('stage')} is RUNNING in MLflow"
+            for r in runs
+            if r["status"] == "RUNNING" and "stage" in r["tags"]
+        ]
 
 
 BEHIND = """
@@ -203,7 +261,8 @@ def everyone(process: subprocess.Popen, number: int) -> None:
 
 
 def stages_of(process: subprocess.Popen) -> list[psutil.Process]:
-    """The processes that work on a stage, once there are some, and each has begun: what Python itself says before is not ours."""
+    """The processes that work on a stage, once there are some, and each has begun: what Python itself says
+    before is not ours."""
     found: list[psutil.Process] = []
     while not found and process.poll() is None:
         for one in family(process):
@@ -219,7 +278,11 @@ def stages_of(process: subprocess.Popen) -> list[psutil.Process]:
 
 def sent(number: signal.Signals, whom: str) -> Callable:
     def upset(results: Results, process: subprocess.Popen, draw: random.Random) -> bool:
-        whose = {"all": family, "snakemake": lambda process: [psutil.Process(process.pid)], "stage": stages_of}[whom](process)
+        whose = {
+            "all": family,
+            "snakemake": lambda process: [psutil.Process(process.pid)],
+            "stage": stages_of,
+        }[whom](process)
         for one in whose:
             with suppress(psutil.NoSuchProcess):
                 one.send_signal(number)
@@ -267,7 +330,8 @@ def full(results: Results, process: subprocess.Popen, draw: random.Random) -> No
 
 
 def writable_again(results: Results, process: subprocess.Popen, draw: random.Random) -> None:
-    """The results were read-only from the start, since no disk becomes so while a file on it is open for writing."""
+    """The results were read-only from the start, since no disk becomes so while a file on it is open for
+    writing."""
     _wait(process)
     remount(results, "rw")
 
@@ -366,7 +430,8 @@ BEGUN_KINDS = [
 
 
 def begun(results: Results, kind: Begun) -> tuple[str, str]:
-    """`held` or the faults of a command that begins with something wrong, and of the same command afterwards; and how both ended."""
+    """`held` or the faults of a command that begins with something wrong, and of the same command afterwards;
+    and how both ended."""
     results.fresh()
     with store_of(results, kind) as store:
         with kind.wrong(results):
@@ -375,15 +440,31 @@ def begun(results: Results, kind: Begun) -> tuple[str, str]:
     if kind.says is None:
         wrong = [f"it ended with {first.code}: {first.said[-1500:]}"] if first.code else []
     else:
-        wrong = [f"it ended with {first.code}, and did not say {kind.says!r}"] if not first.code or kind.says not in first.said else []
-    wrong += [f"the command again ended with {again.code}: {again.said[-1500:]}"] if again.code else results.problems()
+        wrong = (
+            [f"it ended with {first.code}, and did not say {kind.says!r}"]
+            if not first.code or kind.says not in first.said
+            else []
+        )
+    wrong += (
+        [f"the command again ended with {again.code}: {again.said[-1500:]}"]
+        if again.code
+        else results.problems()
+    )
     wrong += [] if again.code else rebuild(results) or results.mirrored()
-    wrong += ["a traceback: " + first.said[first.said.index("Traceback") :][:4000]] if "Traceback" in first.said else []
+    wrong += (
+        ["a traceback: " + first.said[first.said.index("Traceback") :][:4000]]
+        if "Traceback" in first.said
+        else []
+    )
     wrong += ["a password in what was said"] if "secret" in first.said else []
     return ("; ".join(wrong) or "held"), f"ended with {first.code}, then with {again.code}"
 
 
-SIGNALS = [(s, w) for s in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP) for w in ("all", "snakemake", "stage")]
+SIGNALS = [
+    (s, w)
+    for s in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    for w in ("all", "snakemake", "stage")
+]
 KINDS = [
     *(Round(f"{s.name} to {w}", sent(s, w)) for s, w in SIGNALS if (s, w) != (signal.SIGHUP, "stage")),
     Round("SIGKILL to all", sent(signal.SIGKILL, "all")),  # at another moment: kills are what machines do
@@ -405,19 +486,25 @@ KINDS = [
 
 def names(count: int) -> list[tuple[str, Round]]:
     """The rounds, each with its number: kinds take turns."""
-    return [(f"upset {number} {KINDS[number % len(KINDS)].name}", KINDS[number % len(KINDS)]) for number in range(count)]
+    return [
+        (f"upset {number} {KINDS[number % len(KINDS)].name}", KINDS[number % len(KINDS)])
+        for number in range(count)
+    ]
 
 
 @contextmanager
 def store_of(results: Results, kind: Round | Begun) -> Iterator[str | None]:
-    """The address of the round's store; None for the default one. A server is a real one, and one before it that can fail."""
+    """The address of the round's store; None for the default one. A server is a real one, and one before it
+    that can fail."""
     with ExitStack() as stack:
         if kind.store in ("silent", "slow"):
             yield stack.enter_context({"silent": silent_server, "slow": slow_server}[kind.store]())
         elif kind.store == "server":
             folder = results.clone / "server"
             folder.mkdir()
-            results.server = stack.enter_context(standing_before(stack.enter_context(mlflow_server(folder, results.clone.interpreter))))
+            results.server = stack.enter_context(
+                standing_before(stack.enter_context(mlflow_server(folder, results.clone.interpreter)))
+            )
             yield results.server.url
         else:
             yield kind.store
@@ -432,7 +519,9 @@ def disk(results: Results, wanted: bool) -> Iterator[bool]:
     place = results.clone / "results"
     aside = place.rename(place.with_name("aside"))
     place.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={GIB + (64 << 20)}", "none", place], capture_output=True).returncode:
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={GIB + (64 << 20)}", "none", place], capture_output=True
+    ).returncode:
         place.rmdir()
         aside.rename(place)
         yield False
@@ -446,7 +535,8 @@ def disk(results: Results, wanted: bool) -> Iterator[bool]:
 
 
 def judged(results: Results, name: str, kind: Round) -> tuple[str, str]:
-    """`held` or the faults, and the end of the upset command. `not run` where this machine does not allow the round."""
+    """`held` or the faults, and the end of the upset command. `not run` where this machine does not allow the
+    round."""
     draw = random.Random(name)
     moment = draw.uniform(0.1, 0.95) * results.seconds
     for _ in range(4):
@@ -471,25 +561,41 @@ def _judged(results: Results, draw: random.Random, kind: Round, moment: float) -
         if process.poll() is not None and kind.upset is not nothing and not kind.read_only:
             return "ended", f"the command had ended before {moment:.0f} s: {ended(process).code}"
         if kind.upset(results, process, draw) is False:
-            return "ended", f"no stage was at work after {moment:.0f} s; the command ended with {ended(process).code}"
+            return (
+                "ended",
+                f"no stage was at work after {moment:.0f} s; the command ended with {ended(process).code}",
+            )
         first = ended(process)
         again = results.command(store)
         wrong = ["it ended well on a disk that refuses"] if kind.read_only and first.code == 0 else []
-        wrong += [f"the command again ended with {again.code}: {again.said[-1500:]}"] if again.code else results.problems()
+        wrong += (
+            [f"the command again ended with {again.code}: {again.said[-1500:]}"]
+            if again.code
+            else results.problems()
+        )
         if not again.code:
             rebuilt = rebuild(results)
             wrong += rebuilt or results.mirrored()
         for ends in (first, again):
-            wrong += ["a traceback: " + ends.said[ends.said.index("Traceback") :][:4000]] if _traceback(ends.said) else []
+            wrong += (
+                ["a traceback: " + ends.said[ends.said.index("Traceback") :][:4000]]
+                if _traceback(ends.said)
+                else []
+            )
             wrong += ["a password in what was said"] if "secret" in ends.said else []
         wrong += ["a process is left"] if _left(results) else []
-    return ("; ".join(wrong) or "held"), f"at {moment:.0f} s of {results.seconds:.0f} s; ended with {first.code}, then with {again.code}"
+    return (
+        "; ".join(wrong) or "held"
+    ), f"at {moment:.0f} s of {results.seconds:.0f} s; ended with {first.code}, then with {again.code}"
 
 
 def _traceback(said: str) -> bool:
-    """Whether one was printed, other than that of a Python that was interrupted before it read our first line, or while it imported."""
+    """Whether one was printed, other than that of a Python that was interrupted before it read our first
+    line, or while it imported."""
     lines = said[said.index("Traceback") :] if "Traceback" in said else ""
-    early = "KeyboardInterrupt" in lines and ("importlib._bootstrap" in lines or not ("relinear" in lines or "common.smk" in lines))
+    early = "KeyboardInterrupt" in lines and (
+        "importlib._bootstrap" in lines or not ("relinear" in lines or "common.smk" in lines)
+    )
     return bool(lines) and not early
 
 

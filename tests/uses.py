@@ -1,7 +1,9 @@
-"""What people do with an exported folder, each use a function that raises where the outcome is wrong. Imports nothing of relinear.
+"""What people do with an exported folder, each use a function that raises where the outcome is wrong. Imports
+nothing of relinear.
 
-`python uses.py RELEASE SCRATCH FOLDER...` tries every use on every folder under that release of transformers, and writes a line of JSON for each into
-`SCRATCH/outcomes.jsonl`: the folder's name, the use, and `right`, or what was wrong, or why the use cannot be tried here.
+`python uses.py RELEASE SCRATCH FOLDER...` tries every use on every folder under that release of transformers,
+and writes a line of JSON for each into `SCRATCH/outcomes.jsonl`: the folder's name, the use, and `right`, or
+what was wrong, or why the use cannot be tried here.
 """
 
 import copy
@@ -34,7 +36,13 @@ def prompt(rows: int = 2, length: int = 11) -> Tensor:
 
 
 def written(model: PreTrainedModel, ids: Tensor, **more) -> Tensor:
-    settings = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 12, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    settings = {
+        "attention_mask": torch.ones_like(ids),
+        "max_new_tokens": 12,
+        "do_sample": False,
+        "pad_token_id": 0,
+        "eos_token_id": None,
+    }
     return model.generate(ids, **{**settings, **more})
 
 
@@ -122,7 +130,9 @@ def peft_merge(folder: Path, scratch: Path) -> None:
     """A LoRA that was trained a step says the same beside the weights, saved and loaded, and merged."""
     peft = needs("peft")
     names = ["c_attn"] if "gpt2" in load(folder).config.model_type else ["q_proj", "v_proj"]
-    model = peft.get_peft_model(load(folder), peft.LoraConfig(target_modules=names, r=4, fan_in_fan_out="c_attn" in names))
+    model = peft.get_peft_model(
+        load(folder), peft.LoraConfig(target_modules=names, r=4, fan_in_fan_out="c_attn" in names)
+    )
     before = model(prompt()).logits
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1.0)
     model(prompt(), labels=prompt(), use_cache=False).loss.backward()
@@ -144,12 +154,36 @@ def trainer(folder: Path, scratch: Path) -> None:
 def sft_trainer(folder: Path, scratch: Path) -> None:
     """TRL's, of rows of text: the loss falls, and evaluation has one."""
     trl, datasets = needs("trl"), needs("datasets")
-    rows = datasets.Dataset.from_dict({"text": ["the cat sat on the mat", "the dog ran to the door", "a bird flew", "the cat ran to the dog"]})
+    rows = datasets.Dataset.from_dict(
+        {
+            "text": [
+                "the cat sat on the mat",
+                "the dog ran to the door",
+                "a bird flew",
+                "the cat ran to the dog",
+            ]
+        }
+    )
     settings = trl.SFTConfig(
-        str(scratch / "sft"), max_length=32, per_device_train_batch_size=2, num_train_epochs=4, learning_rate=1e-2, report_to=[], use_cpu=True,
-        save_strategy="no", disable_tqdm=True, dataset_num_proc=1, bf16=False,
-    )  # fmt: skip
-    made = trl.SFTTrainer(load(folder), settings, train_dataset=rows, eval_dataset=rows, processing_class=AutoTokenizer.from_pretrained(folder))
+        str(scratch / "sft"),
+        max_length=32,
+        per_device_train_batch_size=2,
+        num_train_epochs=4,
+        learning_rate=1e-2,
+        report_to=[],
+        use_cpu=True,
+        save_strategy="no",
+        disable_tqdm=True,
+        dataset_num_proc=1,
+        bf16=False,
+    )
+    made = trl.SFTTrainer(
+        load(folder),
+        settings,
+        train_dataset=rows,
+        eval_dataset=rows,
+        processing_class=AutoTokenizer.from_pretrained(folder),
+    )
     before = made.evaluate()["eval_loss"]
     made.train()
     after = made.evaluate()["eval_loss"]
@@ -163,19 +197,40 @@ def lm_eval(folder: Path, scratch: Path) -> None:
     model, tokenizer = load(folder), AutoTokenizer.from_pretrained(folder)
     pairs = [("The cat sat", " on the mat"), ("A dog", " ran"), ("One two three four five six", " seven")]
     asked = [instance.Instance("loglikelihood", {}, pair, i) for i, pair in enumerate(pairs)]
-    scores = adapter.HFLM(pretrained=model, tokenizer=tokenizer, batch_size=3, device="cpu").loglikelihood(asked, disable_tqdm=True)
+    scores = adapter.HFLM(pretrained=model, tokenizer=tokenizer, batch_size=3, device="cpu").loglikelihood(
+        asked, disable_tqdm=True
+    )
     for (before, after), (score, _) in zip(pairs, scores, strict=True):
-        whole, read = (torch.tensor([tokenizer(text, add_special_tokens=False).input_ids]) for text in (before + after, before))
-        logs = model(whole[:, :-1], use_cache=False).logits.float().log_softmax(-1).gather(-1, whole[:, 1:, None])[..., 0]
+        whole, read = (
+            torch.tensor([tokenizer(text, add_special_tokens=False).input_ids])
+            for text in (before + after, before)
+        )
+        logs = (
+            model(whole[:, :-1], use_cache=False)
+            .logits.float()
+            .log_softmax(-1)
+            .gather(-1, whole[:, 1:, None])[..., 0]
+        )
         assert abs(logs[0, read.shape[1] - 1 :].sum().item() - score) < 1e-3, (before, after)
 
 
 USES: dict[str, Callable[[Path, Path], None]] = {
     use.__name__: use
     for use in (
-        generate, left_padding, chat, save_and_copy, bfloat16, checkpointing, compiled, device_map, peft_merge, trainer, sft_trainer, lm_eval
+        generate,
+        left_padding,
+        chat,
+        save_and_copy,
+        bfloat16,
+        checkpointing,
+        compiled,
+        device_map,
+        peft_merge,
+        trainer,
+        sft_trainer,
+        lm_eval,
     )
-}  # fmt: skip
+}
 
 
 def needs(name: str):

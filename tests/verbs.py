@@ -1,4 +1,5 @@
-"""Verbs of `relinear`, one a line, in one process or process group: `[torchrun] verbs.py DEVICE "distill lizard --scale ddp" ...`
+"""Verbs of `relinear`, one a line, in one process or process group: `[torchrun] verbs.py DEVICE "distill
+lizard --scale ddp" ...`
 
 A line that begins with `until N` stops before step N, as if the process had died there.
 """

@@ -1,8 +1,8 @@
 """A Python whose libraries are imported already, for the tests that start `python` many times.
 
-A command is started as ever, with a small script in the place of `python` (`interpreter`), and is done by a fork of one process
-(`relinear.machine.warm`). Snakemake's jobs get it too, as `sys.executable`. A fork imports relinear itself, so it runs the code that its clone has
-at that moment.
+A command is started as ever, with a small script in the place of `python` (`interpreter`), and is done by a
+fork of one process (`relinear.machine.warm`). Snakemake's jobs get it too, as `sys.executable`. A fork
+imports relinear itself, so it runs the code that its clone has at that moment.
 """
 
 import functools
@@ -26,11 +26,13 @@ LIBRARIES = (*warm.LIBRARIES, "snakemake.cli", "snakemake_executor_plugin_slurm"
 
 
 def interpreter(folder: Path, owner: int, environment: dict[str, str]) -> None:
-    """Make `folder` with a script `python`, and the process behind it, which ends with the process `owner`."""
+    """Make `folder` with a script `python`, and the process behind it, which ends with the process
+    `owner`."""
     folder.mkdir()
     script, asks, address = folder / "python", folder / "ask.py", str(folder / "jobs")
     asks.write_text(
-        f"import sys\nsys.path.insert(0, {str(SOURCE.parent)!r})\nimport warm\nsys.exit(warm.end_as(warm.ask({address!r}, sys.argv[1:])))\n"
+        f"import sys\nsys.path.insert(0, {str(SOURCE.parent)!r})\nimport"
+        f" warm\nsys.exit(warm.end_as(warm.ask({address!r}, sys.argv[1:])))\n"
     )
     # What is to start without libraries is a Python of its own.
     script.write_text(f'#!/bin/sh\n[ "$1" = -I ] || set -- -I -S {asks} "$@"\nexec {sys.executable} "$@"\n')
@@ -39,7 +41,9 @@ def interpreter(folder: Path, owner: int, environment: dict[str, str]) -> None:
     env = {**environment, "MLFLOW_DISABLE_TELEMETRY": "true", "OMP_NUM_THREADS": "1"}
     with warm.listen(address) as listener:
         command = [sys.executable, __file__, str(script), str(owner)]
-        subprocess.Popen(command, cwd=folder, env=env, stdin=listener, stdout=subprocess.DEVNULL, start_new_session=True)
+        subprocess.Popen(
+            command, cwd=folder, env=env, stdin=listener, stdout=subprocess.DEVNULL, start_new_session=True
+        )
 
 
 def run(executable: str, request: dict) -> None:

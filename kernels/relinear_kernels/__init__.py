@@ -1,12 +1,15 @@
-"""Attention operations of relinear. One op, one stem: `<op>_reference.py` is its definition (quadratic) and its chunked torch form.
+"""Attention operations of relinear. One op, one stem: `<op>_reference.py` is its definition (quadratic) and
+its chunked torch form.
 
-`linear_attention`, `gated_linear_attention` (a gate per channel), `sliding_window_attention`, `hybrid_attention`; `decode_step` is one
-token of any of them; `attention_cross_entropy` is how far linear attention's weights are from softmax's, `rotary` the position embedding,
-`token_cross_entropy` a language model's loss of each token,
-`linear_cross_entropy` its sum from the inputs of the last layer, `scaled_sum` how two attentions' outputs are added.
-RELINEAR_KERNELS=auto|torch|triton|reference forces a path; auto is Triton for CUDA tensors, torch elsewhere.
+`linear_attention`, `gated_linear_attention` (a gate per channel), `sliding_window_attention`,
+`hybrid_attention`; `decode_step` is one token of any of them; `attention_cross_entropy` is how far linear
+attention's weights are from softmax's, `rotary` the position embedding, `token_cross_entropy` a language
+model's loss of each token, `linear_cross_entropy` its sum from the inputs of the last layer, `scaled_sum` how
+two attentions' outputs are added. RELINEAR_KERNELS=auto|torch|triton|reference forces a path; auto is Triton
+for CUDA tensors, torch elsewhere.
 
-Importing the package imports none of its modules: a public name is fetched from its module when it is first asked for.
+Importing the package imports none of its modules: a public name is fetched from its module when it is first
+asked for.
 """
 
 import importlib
@@ -57,7 +60,8 @@ def __dir__() -> list[str]:
 
 
 class _Package(ModuleType):
-    """This package. Its attribute `linear_attention` is the op; Python would otherwise bind the module of that name on importing it."""
+    """This package. Its attribute `linear_attention` is the op; Python would otherwise bind the module of
+    that name on importing it."""
 
     def __setattr__(self, name: str, value) -> None:
         if isinstance(value, ModuleType) and MODULES.get(name) == name:

@@ -1,7 +1,9 @@
-"""Compile the shipped kernels for Hopper without a GPU and report their registers and spills: `python -m relinear_kernels.aot [--all]`.
+"""Compile the shipped kernels for Hopper without a GPU and report their registers and spills: `python -m
+relinear_kernels.aot [--all]`.
 
-The ops run on CPU tensors against a driver that compiles for sm_90 and launches nothing, so what is compiled is what a GPU would be
-given: same arguments, same tile sizes. Needs a process of its own (the driver is replaced) and no TRITON_INTERPRET.
+The ops run on CPU tensors against a driver that compiles for sm_90 and launches nothing, so what is compiled
+is what a GPU would be given: same arguments, same tile sizes. Needs a process of its own (the driver is
+replaced) and no TRITON_INTERPRET.
 """
 
 import argparse
@@ -16,9 +18,22 @@ import torch
 
 SHARED_LIMIT = 227 * 1024
 # kernels without a product
-SCALAR = ("totals", "running_sums", "scales", "gate_gradients", "later", "scan", "numerators", "turn", "token_loss", "token_gradient",
-          "scaled_sum", "scaled_sum_gradients")  # fmt: skip
-HARD = " hard"  # the form of a gated kernel for segments of hard gates: products of 16 rows, correct, not fast
+SCALAR = (
+    "totals",
+    "running_sums",
+    "scales",
+    "gate_gradients",
+    "later",
+    "scan",
+    "numerators",
+    "turn",
+    "token_loss",
+    "token_gradient",
+    "scaled_sum",
+    "scaled_sum_gradients",
+)
+# the form of a gated kernel for segments of hard gates: products of 16 rows, correct, not fast
+HARD = " hard"
 
 
 class _CompileOnly:
@@ -37,14 +52,17 @@ class _CompileOnly:
 
 
 def resources(cubin: bytes) -> dict[str, int]:
-    """Registers and bytes spilled to local memory of a compiled kernel, by the cuobjdump that comes with triton."""
+    """Registers and bytes spilled to local memory of a compiled kernel, by the cuobjdump that comes with
+    triton."""
     import triton
 
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        text = subprocess.run([tool, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True).stdout
+        text = subprocess.run(
+            [tool, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True
+        ).stdout
     stack, registers = (int(re.search(rf"{n}:(\d+)", text).group(1)) for n in ("STACK", "REG"))
     return {"registers": registers, "spilled": stack}
 
@@ -58,7 +76,11 @@ def record(case: str, run) -> list[dict]:
     def compile_only(self, *args, grid, warmup, **kwargs):
         kernel = launch(self, *args, grid=grid, warmup=True, **kwargs)
         row = {"case": case, "kernel": self.fn.__name__.lstrip("_"), "warps": kernel.metadata.num_warps}
-        row |= {"shared": kernel.metadata.shared, **resources(kernel.asm["cubin"]), "wgmma": kernel.asm["ptx"].count("wgmma.mma_async")}
+        row |= {
+            "shared": kernel.metadata.shared,
+            **resources(kernel.asm["cubin"]),
+            "wgmma": kernel.asm["ptx"].count("wgmma.mma_async"),
+        }
         row["mma"] = kernel.asm["ptx"].count("mma.sync")
         if kwargs.get("CHANNEL") == 2:  # FINE
             row["kernel"] += HARD
@@ -74,15 +96,24 @@ def record(case: str, run) -> list[dict]:
 
 
 def fits(row: dict, spills: int = 0) -> bool:
-    """Whether a kernel keeps to the shared memory and the bytes of spills allowed, and forms its products on tensor cores."""
+    """Whether a kernel keeps to the shared memory and the bytes of spills allowed, and forms its products on
+    tensor cores."""
     hard = row["kernel"].endswith(HARD)
     scalar = row["kernel"] in SCALAR or "decode" in row["case"] or "float32" in row["case"]
-    return row["shared"] <= SHARED_LIMIT and (row["spilled"] <= spills or hard) and bool(row["wgmma"] or scalar or hard and row["mma"])
+    return (
+        row["shared"] <= SHARED_LIMIT
+        and (row["spilled"] <= spills or hard)
+        and bool(row["wgmma"] or scalar or hard and row["mma"])
+    )
 
 
 def _tensors(heads, groups, dim, features, dtype, length=128, batch=1):
     r = lambda *s: torch.zeros(*s, dtype=dtype, requires_grad=True)  # noqa: E731
-    args = {"q": r(batch, length, heads, dim), "k": r(batch, length, groups, dim), "v": r(batch, length, groups, dim)}
+    args = {
+        "q": r(batch, length, heads, dim),
+        "k": r(batch, length, groups, dim),
+        "v": r(batch, length, groups, dim),
+    }
     return args, {"w_q": r(heads, dim, features), "w_k": r(heads, dim, features)}
 
 
@@ -110,7 +141,9 @@ def _hybrid(dim, features, dtype=torch.bfloat16):
 
     args, matrices = _tensors(2, 1, dim, features, dtype)
     gamma = torch.ones(2, requires_grad=True)
-    hybrid_attention(**args, **matrices, window=64, window_factor=gamma, empty_ring=None).float().sum().backward()
+    hybrid_attention(
+        **args, **matrices, window=64, window_factor=gamma, empty_ring=None
+    ).float().sum().backward()
 
 
 def _cross_entropy(dim, features, dtype=torch.bfloat16, log=False):
@@ -118,7 +151,9 @@ def _cross_entropy(dim, features, dtype=torch.bfloat16, log=False):
 
     args, _ = _tensors(2, 1, dim, features, dtype)
     phi = [torch.zeros(1, 128, 2, features, requires_grad=True) for _ in range(2)]
-    attention_cross_entropy(args["q"], args["k"], *phi, log, scale=1.0, window=None, key_mask=None).sum().backward()
+    attention_cross_entropy(
+        args["q"], args["k"], *phi, log, scale=1.0, window=None, key_mask=None
+    ).sum().backward()
 
 
 def _rotary(dim):
@@ -162,15 +197,22 @@ def _decode(op, dim, features, states=4, batch=1, **options):
     args, matrices = _tensors(4, 1, dim, features, torch.bfloat16, 1, batch)
     matrices["w_k"] = matrices["w_k"][:states]
     if op == "linear":
-        decode_step_triton.linear_step(**args, **matrices, state=linear_state(batch, states, 2 * features, dim), **options)
+        decode_step_triton.linear_step(
+            **args, **matrices, state=linear_state(batch, states, 2 * features, dim), **options
+        )
     elif op == "window":
-        decode_step_triton.window_step(**args, state=window_state(batch, 127, 1, dim, meta=4), window=128, meta=4)
+        decode_step_triton.window_step(
+            **args, state=window_state(batch, 127, 1, dim, meta=4), window=128, meta=4
+        )
     else:
         state = hybrid_state(batch, states, 1, dim, 2 * features, window=64)
-        decode_step_triton.hybrid_step(**args, **matrices, state=state, window=64, window_factor=torch.ones(4))
+        decode_step_triton.hybrid_step(
+            **args, **matrices, state=state, window=64, window_factor=torch.ones(4)
+        )
 
 
-# The shapes of the papers' teachers: Llama-3-8B and Mistral-7B (D 128), SmolLM2 (D 64); the rest of what is shipped with --all.
+# The shapes of the papers' teachers: Llama-3-8B and Mistral-7B (D 128), SmolLM2 (D 64); the rest of what is
+# shipped with --all.
 CASES = {
     "linear softmax_pm D128 F64": lambda: _linear("softmax_pm", 128, 64, False),
     "linear softmax_pm D64 F32": lambda: _linear("softmax_pm", 64, 32, False),
@@ -197,7 +239,9 @@ MORE = {
     "gated softmax_pm D128 F128": lambda: _gated("softmax_pm", 128, 128),
     "gated none D128 F128": lambda: _gated("none", 128, 128),
     "gated softmax_pm D128 F64 float32": lambda: _gated("softmax_pm", 128, 64, torch.float32),
-    "decode linear D128 F64 channel gate": lambda: _decode("linear", 128, 64, log_gate=torch.zeros(1, 1, 4, 64)),
+    "decode linear D128 F64 channel gate": lambda: _decode(
+        "linear", 128, 64, log_gate=torch.zeros(1, 1, 4, 64)
+    ),
     "decode linear D128 F64 shared": lambda: _decode("linear", 128, 64, states=1),
     "decode hybrid D128 F64 shared": lambda: _decode("hybrid", 128, 64, states=1),
     "decode linear D128 F64 many": lambda: _decode("linear", 128, 64, batch=128),
@@ -229,15 +273,24 @@ MORE = {
 def main() -> None:
     """Print the table, or its rows as JSON; exit status 1 if a kernel does not fit."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--all", action="store_true", help="every shipped configuration, not only the papers' shapes")
-    parser.add_argument("--only", nargs="+", default=[""], metavar="TEXT", help="cases whose name contains one of these")
+    parser.add_argument(
+        "--all", action="store_true", help="every shipped configuration, not only the papers' shapes"
+    )
+    parser.add_argument(
+        "--only", nargs="+", default=[""], metavar="TEXT", help="cases whose name contains one of these"
+    )
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     from triton.runtime.driver import driver
 
     driver.set_active(_CompileOnly())
     cases = CASES | MORE if options.all else CASES
-    rows = [row for name, run in cases.items() if any(text in name for text in options.only) for row in record(name, run)]
+    rows = [
+        row
+        for name, run in cases.items()
+        if any(text in name for text in options.only)
+        for row in record(name, run)
+    ]
     if options.json:
         print(json.dumps(rows))
     else:

@@ -1,4 +1,5 @@
-"""Registers and spills of the shipped kernels on a Hopper GPU, found without one. `-m aot` runs the configurations left out of the default run."""
+"""Registers and spills of the shipped kernels on a Hopper GPU, found without one. `-m aot` runs the
+configurations left out of the default run."""
 
 import json
 import os
@@ -11,7 +12,8 @@ import pytest
 from relinear_kernels.aot import fits
 
 triton = pytest.importorskip("triton")
-OLDER = triton.__version__.startswith("3.6.")  # the GPU machine's, whose assembler spills where that of the lock's version does not, or less
+# the GPU machine's, whose assembler spills where that of the lock's version does not, or less
+OLDER = triton.__version__.startswith("3.6.")
 
 
 def compile_cases(*only: str) -> list[dict]:
@@ -31,9 +33,9 @@ def check(rows: list[dict], spills: int) -> None:
         assert fits(row, spills), row
 
 
-# Cases of the default run -> bytes spilled that are accepted. One process compiles them all: torch and triton take two seconds to import.
-# The launch for hard gates takes the decays of all pairs beside both halves of the state. A window's keys hold 128 registers a thread, for
-# four programs a multiprocessor.
+# Cases of the default run -> bytes spilled that are accepted. One process compiles them all: torch and triton
+# take two seconds to import. The launch for hard gates takes the decays of all pairs beside both halves of
+# the state. A window's keys hold 128 registers a thread, for four programs a multiprocessor.
 SMOLLM2 = {"linear softmax_pm D64 F32": 0, "linear softmax_pm D64 F64 gate": 24, "window D64 meta 4": 24}
 CROSS_ENTROPY = ("cross_entropy D64 F128", "cross_entropy D128 F256")
 SMALL = {"decode": 8 if OLDER else 0, "rotary": 0, "scaled_sum": 0, "token_cross_entropy": 0}
@@ -63,11 +65,23 @@ def test_small_kernels_spill_nothing(compiled, case, spills):
     check(of(compiled, case), spills)
 
 
-# Bytes spilled that are accepted, per kernel: tilings without were measured slower. float32 is the path of exactness, not of speed.
+# Bytes spilled that are accepted, per kernel: tilings without were measured slower. float32 is the path of
+# exactness, not of speed.
 @pytest.mark.aot
-@pytest.mark.parametrize("case, spills", [("D64", 96), ("linear softmax_pm D128 F64", 400), ("window D128", 96), ("hybrid D128 F64", 400),
-                                          ("D128 F128", 1200), ("gated softmax_pm D64", 56), ("gated softmax_pm D128 F64", 120),
-                                          ("gated softmax_pm D128 F128", 2200), ("gated none", 480)])  # fmt: skip
+@pytest.mark.parametrize(
+    "case, spills",
+    [
+        ("D64", 96),
+        ("linear softmax_pm D128 F64", 400),
+        ("window D128", 96),
+        ("hybrid D128 F64", 400),
+        ("D128 F128", 1200),
+        ("gated softmax_pm D64", 56),
+        ("gated softmax_pm D128 F64", 120),
+        ("gated softmax_pm D128 F128", 2200),
+        ("gated none", 480),
+    ],
+)
 def test_every_shipped_configuration_fits(case, spills):
     gated = case.startswith("gated")
     rows = [row for row in compile_cases(case) if "float32" not in row["case"]]

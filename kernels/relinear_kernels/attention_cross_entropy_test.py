@@ -1,4 +1,5 @@
-"""The fused cross-entropy against its definition in float64: on a GPU where there is one, else in Triton's interpreter."""
+"""The fused cross-entropy against its definition in float64: on a GPU where there is one, else in Triton's
+interpreter."""
 
 import pytest
 import torch
@@ -10,7 +11,8 @@ from relinear_kernels.testing import DEVICE, DTYPES, check, relative
 pytest.importorskip("triton")
 pytestmark = pytest.mark.usefixtures("triton_path")
 B = 2
-TF32 = 200 if DEVICE == "cuda" else 1  # products of float32 numbers are tf32's there: 2e-3 of the loss, 1e-2 of a gradient
+# products of float32 numbers are tf32's there: 2e-3 of the loss, 1e-2 of a gradient
+TF32 = 200 if DEVICE == "cuda" else 1
 # length, D, F, H, Hkv, window, left padding
 SMALL = [
     (1, 16, 16, 1, 1, None, False),
@@ -51,7 +53,13 @@ def padding(length):
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_fused_equals_definition(case, dtype):
     length, dim, features, heads, groups, window, masked = case
-    agree(inputs(length, dim, features, heads, groups), dtype, scale=dim**-0.5, window=window, key_mask=padding(length) if masked else None)
+    agree(
+        inputs(length, dim, features, heads, groups),
+        dtype,
+        scale=dim**-0.5,
+        window=window,
+        key_mask=padding(length) if masked else None,
+    )
 
 
 def logarithms(args, spread=1.0):
@@ -64,12 +72,20 @@ def logarithms(args, spread=1.0):
 def test_logarithms_of_features(case, dtype):
     length, dim, features, heads, groups, window, masked = case
     mask = padding(length) if masked else None
-    agree(logarithms(inputs(length, dim, features, heads, groups)), dtype, log=True, scale=dim**-0.5, window=window, key_mask=mask)
+    agree(
+        logarithms(inputs(length, dim, features, heads, groups)),
+        dtype,
+        log=True,
+        scale=dim**-0.5,
+        window=window,
+        key_mask=mask,
+    )
 
 
 @pytest.mark.parametrize("order", [1, -1])
 def test_features_whose_size_no_float_holds(order):
-    """Logarithms that rise or fall by 600 over a sequence, and spread by 20 within a token: more than float32's range either way."""
+    """Logarithms that rise or fall by 600 over a sequence, and spread by 20 within a token: more than
+    float32's range either way."""
     args = logarithms(inputs(100, 16, 16, 2, 1), spread=5.0)
     rise = order * torch.linspace(-300, 300, 100)[None, :, None, None]
     agree({n: x + rise if n.startswith("phi") else x for n, x in args.items()}, log=True, scale=0.25)
@@ -90,11 +106,13 @@ def test_a_row_that_sees_nothing_is_zero(log):
 
 
 def test_scores_that_spread_far():
-    agree(inputs(100, 16, 16, 2, 1, spread=30.0), DTYPES[0], scale=1.0)  # bfloat16 on a GPU: tf32 would be 0.1 off such scores
+    # bfloat16 on a GPU: tf32 would be 0.1 off such scores
+    agree(inputs(100, 16, 16, 2, 1, spread=30.0), DTYPES[0], scale=1.0)
 
 
 def test_weights_below_the_floor_and_denominators_below_eps_are_clamped():
-    """Keys of no features, keys of tiny ones, queries of none; a clamped weight or denominator has no gradient."""
+    """Keys of no features, keys of tiny ones, queries of none; a clamped weight or denominator has no
+    gradient."""
     args = inputs(100, 16, 16, 2, 1)
     args["phi_k"][:, ::3] = 0.0
     args["phi_k"][:, 1::9] *= 1e-16
@@ -107,13 +125,20 @@ def test_the_gradient_of_one_side_alone_is_the_same():
     every = {n: x.clone().requires_grad_(n.startswith("phi")) for n, x in args.items()}
     want = torch.autograd.grad(attention_cross_entropy(**every, scale=0.25).mean(), every["phi_k"])[0]
     args["phi_k"].requires_grad_()
-    assert torch.equal(torch.autograd.grad(attention_cross_entropy(**args, scale=0.25).mean(), args["phi_k"])[0], want)
+    assert torch.equal(
+        torch.autograd.grad(attention_cross_entropy(**args, scale=0.25).mean(), args["phi_k"])[0], want
+    )
 
 
 @pytest.mark.parametrize("log", [False, True])
 def test_the_same_input_twice_gives_the_same_bits(log):
-    args = {n: x.to(DEVICE).requires_grad_(n.startswith("phi")) for n, x in inputs(512 if DEVICE == "cuda" else 70, 16, 16, 4, 2).items()}
-    run = lambda: torch.autograd.grad(attention_cross_entropy(**args, log=log, scale=0.25).mean(), (args["phi_q"], args["phi_k"]))  # noqa: E731
+    args = {
+        n: x.to(DEVICE).requires_grad_(n.startswith("phi"))
+        for n, x in inputs(512 if DEVICE == "cuda" else 70, 16, 16, 4, 2).items()
+    }
+    run = lambda: torch.autograd.grad(  # noqa: E731
+        attention_cross_entropy(**args, log=log, scale=0.25).mean(), (args["phi_q"], args["phi_k"])
+    )  # noqa: E731
     for a, b in zip(run(), run(), strict=True):
         assert torch.equal(a, b)
 
@@ -122,7 +147,8 @@ def test_the_same_input_twice_gives_the_same_bits(log):
 @pytest.mark.parametrize("log", [False, True])
 @pytest.mark.parametrize("length", [256, 250])
 def test_a_recorded_graph_replays_on_new_numbers(length, log):
-    """Run from warm kernels of another length: nothing is compiled, tuned or read on the host while recording."""
+    """Run from warm kernels of another length: nothing is compiled, tuned or read on the host while
+    recording."""
     fresh = lambda t: {n: x.to(DEVICE) for n, x in inputs(t, 64, 128, 3, 1).items()}  # noqa: E731
 
     def run(args):
@@ -148,12 +174,16 @@ def test_what_the_kernels_do_not_support_is_named():
     with pytest.raises(ValueError, match=r"head widths and feature counts of \(16, 32, 64, 128\); got .*24"):
         attention_cross_entropy(**args, scale=1.0)
     args = {n: x.to(DEVICE) for n, x in inputs(4, 16, 24, 3, 1).items()}
-    with pytest.raises(ValueError, match=r"float32 features, \(16, 32, 64, 128, 256\) of them; got 24 of torch.float32"):
+    with pytest.raises(
+        ValueError, match=r"float32 features, \(16, 32, 64, 128, 256\) of them; got 24 of torch.float32"
+    ):
         attention_cross_entropy(**args, scale=1.0)
     args = {n: x.to(DEVICE) for n, x in inputs(4, 16, 16, 3, 1).items()}
     with pytest.raises(ValueError, match="float32 features.*torch.float64"):
         attention_cross_entropy(**args | {"phi_q": args["phi_q"].double()}, scale=1.0)
-    with pytest.raises(ValueError, match=r"phi_q and phi_k of \[B=2, T=4, H=3, F\]; got \[2, 4, 1, 16\] and \[2, 4, 3, 16\]"):
+    with pytest.raises(
+        ValueError, match=r"phi_q and phi_k of \[B=2, T=4, H=3, F\]; got \[2, 4, 1, 16\] and \[2, 4, 3, 16\]"
+    ):
         attention_cross_entropy(**args | {"phi_q": args["phi_q"][:, :, :1]}, scale=1.0)
     with pytest.raises(ValueError, match="multiple of key heads; got 3 query heads and 2 key heads"):
         attention_cross_entropy(**args | {"k": args["q"][:, :, :2]}, scale=1.0)

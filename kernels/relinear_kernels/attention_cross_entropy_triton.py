@@ -1,21 +1,24 @@
-"""The cross-entropy of linear attention against softmax in Triton: FlashAttention's recurrence, with no T x T matrix in memory.
+"""The cross-entropy of linear attention against softmax in Triton: FlashAttention's recurrence, with no T x T
+matrix in memory.
 
                  keys j: BC columns a step
-    queries i    [p a][p a][p a]               p_ij softmax's weight, a_ij = phi_q_i . phi_k_j, both formed in registers
-    (BT rows     [p a][p a][p a]  ->           four walks: the row sums; the loss; the gradient of phi_q by rows;
-    a program)   [p a][p a][p a]               that of phi_k by columns
+    queries i    [p a][p a][p a]               p_ij softmax's weight, a_ij = phi_q_i . phi_k_j, both formed in
+    registers (BT rows     [p a][p a][p a]  ->           four walks: the row sums; the loss; the gradient of
+    phi_q by rows; a program)   [p a][p a][p a]               that of phi_k by columns
 
-With a_ij = phi_q_i . phi_k_j, den_i = sum_j a_ij and u_i the sum of p_ij over the weights that are not clamped,
+With a_ij = phi_q_i . phi_k_j, den_i = sum_j a_ij and u_i the sum of p_ij over the weights that are not
+clamped,
 
     d loss_i / d a_ij = u_i / den_i - p_ij / a_ij (0 where the weight is clamped).
 
-Exponential features come as logarithms. Each token's exponentials are then relative to its largest, which cancels for a query; a key's is
-its `shift` m_j: the weights are a_ij exp(m_j - lse_i), with lse_i found as a softmax's, by a running maximum of log a_ij + m_j.
+Exponential features come as logarithms. Each token's exponentials are then relative to its largest, which
+cancels for a query; a key's is its `shift` m_j: the weights are a_ij exp(m_j - lse_i), with lse_i found as a
+softmax's, by a running maximum of log a_ij + m_j.
 
-Tiles of p and a are formed anew wherever they are needed: for the row sums, then for the loss (what is clamped depends on the row's
-sum), for the gradient of phi_q by blocks of queries and for that of phi_k by blocks of keys. One program writes each number: no
-atomics, so equal inputs give equal bits. Features and what belongs to a row lie head-major, `[B, H, T, ..]`, as
-`linear_features` makes them.
+Tiles of p and a are formed anew wherever they are needed: for the row sums, then for the loss (what is
+clamped depends on the row's sum), for the gradient of phi_q by blocks of queries and for that of phi_k by
+blocks of keys. One program writes each number: no atomics, so equal inputs give equal bits. Features and what
+belongs to a row lie head-major, `[B, H, T, ..]`, as `linear_features` makes them.
 """
 
 import torch
@@ -25,20 +28,37 @@ from torch import Tensor
 
 from relinear_kernels.attention_cross_entropy_reference import FLOOR
 from relinear_kernels.traced import apply, traceable
-from relinear_kernels.triton_common import block_of, cdiv, kept, nothing, put, reciprocal, sequence, tile, widest
+from relinear_kernels.triton_common import (
+    block_of,
+    cdiv,
+    kept,
+    nothing,
+    put,
+    reciprocal,
+    sequence,
+    tile,
+    widest,
+)
 
 
 def config(dim: int, features: int, log: bool = False) -> dict:
     """Rows of a block, columns of a step, warps and pipeline stages, chosen so that no register spills.
 
-    A product of float32 wants both operands along what is summed over, so a step's features pass through registers into a transposed copy.
+    A product of float32 wants both operands along what is summed over, so a step's features pass through
+    registers into a transposed copy.
     """
-    return {"BT": 64, "BC": 32, "num_warps": 4 if dim + features <= (128 if log else 192) else 8, "num_stages": 2}
+    return {
+        "BT": 64,
+        "BC": 32,
+        "num_warps": 4 if dim + features <= (128 if log else 192) else 8,
+        "num_stages": 2,
+    }
 
 
 @triton.jit
 def _head(i, T, H: tl.constexpr, BT: tl.constexpr):
-    """Return program i's head and sequence, the number of the sequence's first position, the head's first row in `[B, H, T]`, and the block."""
+    """Return program i's head and sequence, the number of the sequence's first position, the head's first row
+    in `[B, H, T]`, and the block."""
     n, block = block_of(i // H, T, None, BT)
     start, _ = sequence(n, T, None)
     return i % H, n, start, start * H + i % H * T, block
@@ -84,7 +104,8 @@ def _raised(shift, at, i, T):
 
 @triton.jit
 def _share(over, m):
-    """The factor that turns products of features into weights: 1 / den, or exp(m - lse) with shifts m, bounded so that 0 times it is 0."""
+    """The factor that turns products of features into weights: 1 / den, or exp(m - lse) with shifts m,
+    bounded so that 0 times it is 0."""
     if m is not None:
         over = tl.exp(tl.minimum(m - over, 80.0))
     return over
@@ -92,7 +113,8 @@ def _share(over, m):
 
 @triton.jit
 def _gradient(s, a, lse, over, share, g, seen, m, floor):
-    """The gradient of the products `a` of a tile, from what was kept of its queries and the shifts of its keys."""
+    """The gradient of the products `a` of a tile, from what was kept of its queries and the shifts of its
+    keys."""
     over = _share(over, m)
     if m is not None:
         share *= over
@@ -106,7 +128,8 @@ def _forward(
     q, k, phi_q, phi_k, mask, shift, loss, lse_at, over_at, share_at, T, W, scale, floor,
     H: tl.constexpr, N: tl.constexpr, D: tl.constexpr, F: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """Write the loss of a block of queries and what a backward pass reads, each `[B, H, T]`: log-sum-exp of the scores, 1 / den and u / den.
+    """Write the loss of a block of queries and what a backward pass reads, each `[B, H, T]`: log-sum-exp of
+    the scores, 1 / den and u / den.
 
     With shifts the last two are the log-sum-exp of the weights, and u.
     """
@@ -224,10 +247,20 @@ class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, phi_q, phi_k, mask, shift, window, scale):
         batch, heads, length, features = phi_q.shape
-        shape = {"H": heads, "N": k.shape[2], "D": q.shape[3], "F": features, **config(q.shape[3], features, shift is not None)}
+        shape = {
+            "H": heads,
+            "N": k.shape[2],
+            "D": q.shape[3],
+            "F": features,
+            **config(q.shape[3], features, shift is not None),
+        }
         grid = (batch * heads * cdiv(length, shape["BT"]),)
-        loss, lse, over, share = (torch.empty(batch, heads, length, device=q.device, dtype=torch.float32) for _ in range(4))
-        _forward[grid](q, k, phi_q, phi_k, mask, shift, loss, lse, over, share, length, window, scale, FLOOR, **shape)
+        loss, lse, over, share = (
+            torch.empty(batch, heads, length, device=q.device, dtype=torch.float32) for _ in range(4)
+        )
+        _forward[grid](
+            q, k, phi_q, phi_k, mask, shift, loss, lse, over, share, length, window, scale, FLOOR, **shape
+        )
         ctx.save_for_backward(q, k, phi_q, phi_k, mask, shift, lse, over, share)
         ctx.launch = grid, (length, window, scale, FLOOR), shape
         return loss
@@ -246,13 +279,18 @@ class _CrossEntropy(torch.autograd.Function):
 def attention_cross_entropy(
     q, k, phi_q, phi_k, log: bool = False, *, scale: float, window: int | None, key_mask: Tensor | None
 ) -> Tensor:  # fmt: skip
-    """`relinear_kernels.attention_cross_entropy` by the kernels of this module. Raises ValueError for shapes that do not fit together."""
+    """`relinear_kernels.attention_cross_entropy` by the kernels of this module. Raises ValueError for shapes
+    that do not fit together."""
     op, heads = "attention_cross_entropy", q.shape[2]
     if heads % k.shape[2]:
-        raise ValueError(f"query heads must be a multiple of key heads; got {heads} query heads and {k.shape[2]} key heads")
+        raise ValueError(
+            f"query heads must be a multiple of key heads; got {heads} query heads and {k.shape[2]} key heads"
+        )
     if phi_q.shape != phi_k.shape or phi_q.shape[:3] != q.shape[:3]:
         want = f"[B={q.shape[0]}, T={q.shape[1]}, H={heads}, F]"
-        raise ValueError(f"{op} takes features phi_q and phi_k of {want}; got {list(phi_q.shape)} and {list(phi_k.shape)}")
+        raise ValueError(
+            f"{op} takes features phi_q and phi_k of {want}; got {list(phi_q.shape)} and {list(phi_k.shape)}"
+        )
     q, k = (x.detach().to(widest(q, k)).contiguous() for x in (q, k))
     phi_q, phi_k = (x.transpose(1, 2).contiguous() for x in (phi_q, phi_k))
     shift = None

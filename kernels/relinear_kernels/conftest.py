@@ -5,7 +5,9 @@ from relinear_kernels import testing
 
 
 def pytest_configure(config):
-    config.addinivalue_line("markers", "aot: ahead-of-time compilation of every shipped configuration (minutes); run with -m aot")
+    config.addinivalue_line(
+        "markers", "aot: ahead-of-time compilation of every shipped configuration (minutes); run with -m aot"
+    )
 
 
 def pytest_collection_modifyitems(config, items):

@@ -1,4 +1,5 @@
-"""The cost of every torch form is linear in the length, forward and backward. It is counted in numbers written, so that no clock is needed."""
+"""The cost of every torch form is linear in the length, forward and backward. It is counted in numbers
+written, so that no clock is needed."""
 
 import pytest
 import torch
@@ -19,7 +20,11 @@ MOST = 2.1  # times the numbers for twice the length
 
 def given(length: int, gate: str | None = None) -> dict:
     """q, k, v and a gate."""
-    args = {"q": torch.randn(B, length, H, D), "k": torch.randn(B, length, G, D), "v": torch.randn(B, length, G, D)}
+    args = {
+        "q": torch.randn(B, length, H, D),
+        "k": torch.randn(B, length, G, D),
+        "v": torch.randn(B, length, G, D),
+    }
     if gate is not None:
         args[gate] = -torch.rand(B, length, H, *((D,) if gate == "log_gate" else ()))
     return args
@@ -39,8 +44,16 @@ FORMS = {
     "window, meta": lambda n: (sliding_window_attention, given(n), {"window": 16, "meta": 4}),
     "hybrid": lambda n: (hybrid_attention, given(n), maps | hybrid),
     "rotary": lambda n: (rotary, {x: given(n)[x] for x in "qk"}, angles(n)),
-    "scaled sum": lambda n: (scaled_sum, {"x": torch.randn(B, n, H, D), "y": torch.randn(B, n, H, D)}, {"scale": torch.ones(H)}),
-    "token cross-entropy": lambda n: (token_cross_entropy, {"logits": torch.randn(n, 32)}, {"labels": torch.zeros(n, dtype=torch.long)}),
+    "scaled sum": lambda n: (
+        scaled_sum,
+        {"x": torch.randn(B, n, H, D), "y": torch.randn(B, n, H, D)},
+        {"scale": torch.ones(H)},
+    ),
+    "token cross-entropy": lambda n: (
+        token_cross_entropy,
+        {"logits": torch.randn(n, 32)},
+        {"labels": torch.zeros(n, dtype=torch.long)},
+    ),
 }
 
 

@@ -1,4 +1,5 @@
-"""One decode step by its definition: a piece of length 1 of an op's torch form, the state after it written over the one before."""
+"""One decode step by its definition: a piece of length 1 of an op's torch form, the state after it written
+over the one before."""
 
 from torch import Tensor
 

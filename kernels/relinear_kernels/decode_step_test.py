@@ -1,4 +1,5 @@
-"""Decoding token by token, after a prefill, against the parallel form: every op, its state updated in place."""
+"""Decoding token by token, after a prefill, against the parallel form: every op, its state updated in
+place."""
 
 import pytest
 import torch
@@ -17,13 +18,21 @@ pytest.importorskip("triton")
 
 pytestmark = pytest.mark.usefixtures("triton_path")
 PREFILL, STEPS, DIM = 20, 300 if DEVICE == "cuda" else 5, 64 if DEVICE == "cuda" else 16
-LINEAR = [("softmax_pm", None, True), ("softmax_pm", "token", False), ("relu", "head", True), ("none", None, True), ("softmax_pm", "channel", True),
-          ("elu", "channel", False)]  # fmt: skip
+LINEAR = [
+    ("softmax_pm", None, True),
+    ("softmax_pm", "token", False),
+    ("relu", "head", True),
+    ("none", None, True),
+    ("softmax_pm", "channel", True),
+    ("elu", "channel", False),
+]
 WINDOWS = [(1, 0), (5, 4), (16, 4), (40, 0)]
 HYBRIDS = [(1, "softmax_pm"), (16, "softmax_pm"), (30, "relu")]
 CASES = [("linear", x) for x in LINEAR] + [("window", x) for x in WINDOWS] + [("hybrid", x) for x in HYBRIDS]
-TILED = (LINEAR[0], LINEAR[2], LINEAR[5], HYBRIDS[1])  # each feature once: 70 sequences are two tiles of a program that makes features
-KEY_HEADS = [("linear shared", x) for x in LINEAR if x[0] != "none"] + [("hybrid shared", x) for x in HYBRIDS]  # maps, gates, states of key heads
+# each feature once: 70 sequences are two tiles of a program that makes features
+TILED = (LINEAR[0], LINEAR[2], LINEAR[5], HYBRIDS[1])
+# maps, gates, states of key heads
+KEY_HEADS = [("linear shared", x) for x in LINEAR if x[0] != "none"] + [("hybrid shared", x) for x in HYBRIDS]
 
 
 def arguments(kind, how, length, batch, heads, groups):
@@ -32,14 +41,22 @@ def arguments(kind, how, length, batch, heads, groups):
         op, *given = arguments(kind.removesuffix(" shared"), how, length, batch, heads, groups)
         return op, *(of_key_heads(args, groups) for args in given)
     r = lambda *s: torch.randn(*s, device=DEVICE)  # noqa: E731
-    tokens = {"q": r(batch, length, heads, DIM), "k": r(batch, length, groups, DIM), "v": r(batch, length, groups, DIM)}
+    tokens = {
+        "q": r(batch, length, heads, DIM),
+        "k": r(batch, length, groups, DIM),
+        "v": r(batch, length, groups, DIM),
+    }
     maps = {n: r(heads, DIM, DIM) / DIM**0.5 for n in ("w_q", "w_k")}
     if kind == "window":
         window, meta = how
         return sliding_window_attention, tokens, {"window": window, "meta": meta}
     if kind == "hybrid":
         window, feature = how
-        return hybrid_attention, tokens, {**maps, "window": window, "feature": feature, "window_factor": torch.rand(heads, device=DEVICE)}
+        return (
+            hybrid_attention,
+            tokens,
+            {**maps, "window": window, "feature": feature, "window_factor": torch.rand(heads, device=DEVICE)},
+        )
     feature, gate, normalize = how
     rest = {"feature": feature, "normalize": normalize}
     if feature == "none":
@@ -72,7 +89,8 @@ def leaves(state):
 
 
 def laid_out(state):
-    """A state with its ring in order, as the torch form leaves it. The place where a ring begins does not matter."""
+    """A state with its ring in order, as the torch form leaves it. The place where a ring begins does not
+    matter."""
     if isinstance(state, WindowState):
         k, v, mask = in_order(state)
         return state._replace(k=k, v=v, mask=mask, first=torch.zeros_like(state.first))
@@ -92,8 +110,8 @@ def close(a, b, tolerance=2e-5):
 
 
 def run(kind, how, steps, batch, heads, groups, padded, dtype=torch.float32):
-    """Decode after a prefill, and hold outputs and the last state against the whole sequence in one piece of the torch form, float64.
-    Tokens are of `dtype`; maps are float32, as models keep them."""
+    """Decode after a prefill, and hold outputs and the last state against the whole sequence in one piece of
+    the torch form, float64. Tokens are of `dtype`; maps are float32, as models keep them."""
     op, tokens, rest = arguments(kind, how, PREFILL + steps, batch, heads, groups)
     tokens = {n: x.to(dtype) if n in "qkv" else x for n, x in tokens.items()}
     tolerance = 2e-5 if dtype == torch.float32 else 1e-2
@@ -106,7 +124,12 @@ def run(kind, how, steps, batch, heads, groups, padded, dtype=torch.float32):
         want, end = op(**{n: double(x) for n, x in (tokens | rest).items()}, return_state=True)
         if DEVICE == "cuda":  # in the interpreter a prefill takes seconds
             patch.setenv("RELINEAR_KERNELS", "triton")
-        _, state = op(**piece(tokens, 0, PREFILL), **rest, initial_state=fresh(kind, how, batch, heads, groups), return_state=True)
+        _, state = op(
+            **piece(tokens, 0, PREFILL),
+            **rest,
+            initial_state=fresh(kind, how, batch, heads, groups),
+            return_state=True,
+        )
     with torch.no_grad():
         out = []
         for t in range(PREFILL, PREFILL + steps):
@@ -127,7 +150,11 @@ def test_more_sequences_than_a_program_makes_features_of(kind, how):
     run(kind, how, 2, 19, 2, 1, True)
 
 
-@pytest.mark.parametrize("kind, how", [("window", (45, 4)), ("hybrid", (40, "softmax_pm")), ("hybrid shared", (70, "relu"))], ids=str)
+@pytest.mark.parametrize(
+    "kind, how",
+    [("window", (45, 4)), ("hybrid", (40, "softmax_pm")), ("hybrid shared", (70, "relu"))],
+    ids=str,
+)
 def test_a_ring_of_several_tiles(kind, how, monkeypatch):
     monkeypatch.setitem(globals(), "DIM", 128)
     run(kind, how, 40 if DEVICE == "cuda" else 3, 3, 4, 2, True)
@@ -146,7 +173,11 @@ def test_half_precision(kind, how):
         run(kind, how, 3, 70 if how in TILED else 5, 2, 1, True, dtype=torch.float16)
 
 
-@pytest.mark.parametrize("kind, how", [("linear", LINEAR[0]), ("linear", LINEAR[4]), ("window", (16, 4)), ("hybrid", (16, "softmax_pm"))], ids=str)
+@pytest.mark.parametrize(
+    "kind, how",
+    [("linear", LINEAR[0]), ("linear", LINEAR[4]), ("window", (16, 4)), ("hybrid", (16, "softmax_pm"))],
+    ids=str,
+)
 def test_long_decoding_does_not_drift(kind, how):
     run(kind, how, 8192 if DEVICE == "cuda" else 40, 1, 1, 1, False)
 
@@ -155,7 +186,9 @@ def test_long_decoding_does_not_drift(kind, how):
 def test_the_op_itself_decodes_a_token_in_place(kind, how):
     op, tokens, rest = arguments(kind, how, 4, 2, 2, 1)
     with torch.no_grad():
-        _, state = op(**piece(tokens, 0, 2), **rest, initial_state=fresh(kind, how, 2, 2, 1), return_state=True)
+        _, state = op(
+            **piece(tokens, 0, 2), **rest, initial_state=fresh(kind, how, 2, 2, 1), return_state=True
+        )
         _, state = op(**piece(tokens, 2, 3), **rest, initial_state=state, return_state=True)
         _, after = op(**piece(tokens, 3, 4), **rest, initial_state=state, return_state=True)
     for a, b in zip(leaves(state), leaves(after), strict=True):
@@ -167,7 +200,9 @@ def test_a_token_with_gradients_leaves_its_state_alone(kind, how):
     op, tokens, rest = arguments(kind, how, 1, 2, 2, 1)
     state = fresh(kind, how, 2, 2, 1)
     before = [x.clone() for x in leaves(state)]
-    op(**tokens | {"q": tokens["q"].requires_grad_()}, **rest, initial_state=state, return_state=True)[0].sum().backward()
+    op(**tokens | {"q": tokens["q"].requires_grad_()}, **rest, initial_state=state, return_state=True)[
+        0
+    ].sum().backward()
     for a, b in zip(leaves(state), before, strict=True):
         assert torch.equal(a, b)
 
@@ -183,15 +218,27 @@ def test_what_cannot_be_decoded_is_named():
     state = linear_state(2, 2, 2 * DIM, DIM, DEVICE)
     with pytest.raises(ValueError, match="a float32 state; got torch.bfloat16"):
         decode_step(**tokens, **rest, state=state._replace(kv=state.kv.bfloat16()))
-    with pytest.raises(ValueError, match=rf"the state must be \[2, 2, {2 * DIM}, {DIM}\]; got \[2, 2, {DIM}, {DIM}\]"):
-        decode_step(**tokens, **rest, state=LinearState(state.kv[:, :, :DIM].contiguous(), state.z, state.shift))
+    with pytest.raises(
+        ValueError, match=rf"the state must be \[2, 2, {2 * DIM}, {DIM}\]; got \[2, 2, {DIM}, {DIM}\]"
+    ):
+        decode_step(
+            **tokens, **rest, state=LinearState(state.kv[:, :, :DIM].contiguous(), state.z, state.shift)
+        )
     with pytest.raises(ValueError, match="takes one token; got 3"):
         decode_step(**tokens | {"q": tokens["q"].expand(-1, 3, -1, -1)}, **rest, state=state)
     with pytest.raises(ValueError, match="takes a LinearState, WindowState, HybridState; got tuple"):
         decode_step(**tokens, **rest, state=tuple(state))
     window = window_state(2, 15, 1, DIM, device=DEVICE)
-    with pytest.raises(ValueError, match=r"must hold keys \[2, 3, 1, .*\] and 4 meta keys; got \[2, 15, 1, .*\], 0"):
+    with pytest.raises(
+        ValueError, match=r"must hold keys \[2, 3, 1, .*\] and 4 meta keys; got \[2, 15, 1, .*\], 0"
+    ):
         decode_step(**tokens, state=window, window=4, meta=4)
     rest.pop("normalize")
     with pytest.raises(ValueError, match="must hold keys"):
-        decode_step(**tokens, **rest, state=HybridState(window, state), window=16, window_factor=torch.ones(2, device=DEVICE))
+        decode_step(
+            **tokens,
+            **rest,
+            state=HybridState(window, state),
+            window=16,
+            window_factor=torch.ones(2, device=DEVICE),
+        )

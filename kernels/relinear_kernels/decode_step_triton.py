@@ -1,16 +1,20 @@
-"""One token of each op: a launch that reads a state, updates it in place and answers, of a linear state after one that makes features.
+"""One token of each op: a launch that reads a state, updates it in place and answers, of a linear state after
+one that makes features.
 
     launch 1   q, k [B, heads, D]  ->  phi(q), phi(k)          a program: one head's map, several sequences
-    launch 2   S [B, heads, F, V]  ->  S' = decay S + phi(k) v^T, o = phi(q) S' / phi(q) z'      a program: one head's tile of V
-               ring of a window    ->  its free place takes the token's key, the oldest key's place is the next free one
+    launch 2   S [B, heads, F, V]  ->  S' = decay S + phi(k) v^T, o = phi(q) S' / phi(q) z'      a program:
+    one head's tile of V
+               ring of a window    ->  its free place takes the token's key, the oldest key's place is the
+               next free one
 
-Features come first for all sequences at once, so that a head's map is read once for many of them, and a program of the second launch is
-small enough for several to a multiprocessor, whose loads hide each other: both in one launch were slower at every batch.
+Features come first for all sequences at once, so that a head's map is read once for many of them, and a
+program of the second launch is small enough for several to a multiprocessor, whose loads hide each other:
+both in one launch were slower at every batch.
 
-A linear state belongs to a query head, or to a key head and then to R query heads, whose answers one program gives. The keys of a window
-belong to all query heads of a group. Their ring has a place that nobody reads: the group's first program puts the token's key there, and
-nothing moves. Numbers that a sequence's programs share (the ring's beginning, the age of meta keys) are read from the old state
-and written to a new one.
+A linear state belongs to a query head, or to a key head and then to R query heads, whose answers one program
+gives. The keys of a window belong to all query heads of a group. Their ring has a place that nobody reads:
+the group's first program puts the token's key there, and nothing moves. Numbers that a sequence's programs
+share (the ring's beginning, the age of meta keys) are read from the old state and written to a new one.
 """
 
 import torch
@@ -25,19 +29,38 @@ from relinear_kernels.linear_attention_reference import LinearState, every_decay
 from relinear_kernels.sliding_window_attention_reference import WindowState
 from relinear_kernels.triton_common import phi, reciprocal, widest
 
-PROGRAMS = 264  # the programs that a GPU holds at once; with more of them waiting, memory is read in a worse order, and the overlap costs time
+# the programs that a GPU holds at once; with more of them waiting, memory is read in a worse order, and the
+# overlap costs time
+PROGRAMS = 264
 
 
 @triton.jit(do_not_specialize=["batch"])
 def _phi(
-    q, k, wq, wk, bq, bk, first, y, batch,
-    H: tl.constexpr, M: tl.constexpr, N: tl.constexpr, D: tl.constexpr, F: tl.constexpr, P: tl.constexpr, FEATURE: tl.constexpr,
-    PLACES: tl.constexpr, G: tl.constexpr, OVERLAP: tl.constexpr,
-):  # fmt: skip
-    """Write phi of queries and keys, `[B, H + M, P F]`. A program makes those of G sequences: of one of H query heads, or of the keys by one of
-    M maps.
+    q,
+    k,
+    wq,
+    wk,
+    bq,
+    bk,
+    first,
+    y,
+    batch,
+    H: tl.constexpr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+    D: tl.constexpr,
+    F: tl.constexpr,
+    P: tl.constexpr,
+    FEATURE: tl.constexpr,
+    PLACES: tl.constexpr,
+    G: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """Write phi of queries and keys, `[B, H + M, P F]`. A program makes those of G sequences: of one of H
+    query heads, or of the keys by one of M maps.
 
-    The key is the token's. Where a ring is given by its `first`, it is the ring's oldest key, which leaves the window now.
+    The key is the token's. Where a ring is given by its `first`, it is the ring's oldest key, which leaves
+    the window now.
     """
     if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
@@ -56,8 +79,11 @@ def _phi(
 
 
 @triton.jit
-def _made(x, w, b, head, to, inside, D: tl.constexpr, F: tl.constexpr, P: tl.constexpr, FEATURE: tl.constexpr):
-    """Store phi of the vectors that x points at, by one head's map. Map and vectors are rounded to the dtype that the parallel form multiplies."""
+def _made(
+    x, w, b, head, to, inside, D: tl.constexpr, F: tl.constexpr, P: tl.constexpr, FEATURE: tl.constexpr
+):
+    """Store phi of the vectors that x points at, by one head's map. Map and vectors are rounded to the dtype
+    that the parallel form multiplies."""
     f = tl.arange(0, F)
     if w is not None:
         d = tl.arange(0, D)
@@ -73,16 +99,39 @@ def _made(x, w, b, head, to, inside, D: tl.constexpr, F: tl.constexpr, P: tl.con
 
 @triton.jit
 def _far(
-    y, v, mask, decay, gate, first, near, near_den, gamma, s, z, o,
-    M: tl.constexpr, R: tl.constexpr, RP: tl.constexpr, N: tl.constexpr, V: tl.constexpr, F: tl.constexpr, P: tl.constexpr,
-    NORMALIZE: tl.constexpr, LOWEST: tl.constexpr, PLACES: tl.constexpr, BF: tl.constexpr, OVERLAP: tl.constexpr,
-):  # fmt: skip
-    """Update the linear states of one token, and write the answers of the query heads. A program has one of M states of one sequence.
+    y,
+    v,
+    mask,
+    decay,
+    gate,
+    first,
+    near,
+    near_den,
+    gamma,
+    s,
+    z,
+    o,
+    M: tl.constexpr,
+    R: tl.constexpr,
+    RP: tl.constexpr,
+    N: tl.constexpr,
+    V: tl.constexpr,
+    F: tl.constexpr,
+    P: tl.constexpr,
+    NORMALIZE: tl.constexpr,
+    LOWEST: tl.constexpr,
+    PLACES: tl.constexpr,
+    BF: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """Update the linear states of one token, and write the answers of the query heads. A program has one of M
+    states of one sequence.
 
-    It fades the state, adds phi(k) v^T and answers the state's R query heads, all from one reading of it. The state stays in float32; the
-    product on tensor cores, with R padded to RP, takes it rounded to the queries' dtype, as every parallel form does. v is the token's value,
-    or that of the ring's oldest key where `first` is given. The part within a window comes as numerators `near` and denominators `near_den`.
-    What earlier launches write is read after the wait, and all of this launch's results are written after it.
+    It fades the state, adds phi(k) v^T and answers the state's R query heads, all from one reading of it. The
+    state stays in float32; the product on tensor cores, with R padded to RP, takes it rounded to the queries'
+    dtype, as every parallel form does. v is the token's value, or that of the ring's oldest key where `first`
+    is given. The part within a window comes as numerators `near` and denominators `near_den`. What earlier
+    launches write is read after the wait, and all of this launch's results are written after it.
     """
     m = tl.program_id(0) % M
     n = (tl.program_id(0) // M).to(tl.int64)
@@ -148,15 +197,41 @@ def _attend(q, kt, vt, seen, top, den, acc, scale):
 
 @triton.jit
 def _near(
-    q, k, v, real_at, rk, rv, mask, first_at, mk, mv, age, o, sums, new_first, new_age, W, scale,
-    R: tl.constexpr, RP: tl.constexpr, N: tl.constexpr, D: tl.constexpr, K: tl.constexpr, M: tl.constexpr, MP: tl.constexpr,
-    OLDEST: tl.constexpr, BK: tl.constexpr, OVERLAP: tl.constexpr,
-):  # fmt: skip
-    """Write softmax attention of one token over its window of W positions and M meta keys, and put the token's key into the ring.
+    q,
+    k,
+    v,
+    real_at,
+    rk,
+    rv,
+    mask,
+    first_at,
+    mk,
+    mv,
+    age,
+    o,
+    sums,
+    new_first,
+    new_age,
+    W,
+    scale,
+    R: tl.constexpr,
+    RP: tl.constexpr,
+    N: tl.constexpr,
+    D: tl.constexpr,
+    K: tl.constexpr,
+    M: tl.constexpr,
+    MP: tl.constexpr,
+    OLDEST: tl.constexpr,
+    BK: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """Write softmax attention of one token over its window of W positions and M meta keys, and put the
+    token's key into the ring.
 
-    A program has one of N key heads of one sequence, with its R query heads padded to RP; meta keys are padded to MP. The ring has K keys and
-    a free place, and its oldest key is at `first`; the OLDEST first keys are not seen. Writes the answers. Given `sums`, writes their numerators
-    instead, and their denominators into `sums`.
+    A program has one of N key heads of one sequence, with its R query heads padded to RP; meta keys are
+    padded to MP. The ring has K keys and a free place, and its oldest key is at `first`; the OLDEST first
+    keys are not seen. Writes the answers. Given `sums`, writes their numerators instead, and their
+    denominators into `sums`.
     """
     if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
@@ -220,11 +295,14 @@ def _contiguous(x):
 
 
 def _token(q, k, v, w_q=None, w_k=None, b_q=None, b_k=None):
-    """q, k and v of one token, contiguous and in one dtype, and the sizes (B, H, Hkv, states). Raises ValueError for heads that do not fit."""
+    """q, k and v of one token, contiguous and in one dtype, and the sizes (B, H, Hkv, states). Raises
+    ValueError for heads that do not fit."""
     batch, _, heads, _ = q.shape
     groups = k.shape[2]
     if heads % groups:
-        raise ValueError(f"query heads must be a multiple of key heads; got {heads} query heads and {groups} key heads")
+        raise ValueError(
+            f"query heads must be a multiple of key heads; got {heads} query heads and {groups} key heads"
+        )
     q, k, v = (x.to(widest(q, k, v)).contiguous() for x in (q, k, v))
     check_map(w_q, b_q, heads, heads, q.shape[3])
     check_map(w_k, b_k, heads, groups, k.shape[3])
@@ -239,38 +317,80 @@ def _linear_state(state: LinearState, shape: tuple[int, ...]) -> LinearState:
 
 
 def _ring(state: WindowState, batch: int, keys: int, groups: int, dim: int, meta: int) -> WindowState:
-    """The ring with contiguous tensors. Raises ValueError unless it holds so many keys and meta keys of these sizes."""
+    """The ring with contiguous tensors. Raises ValueError unless it holds so many keys and meta keys of these
+    sizes."""
     shape, got = [batch, keys, groups, dim], list(state.k.shape)
     got[1] -= 1  # a place is free
     if got != shape or state.meta_age.shape[1] != meta:
-        raise ValueError(f"the state must hold keys {shape} and {meta} meta keys; got {got}, {state.meta_age.shape[1]}")
+        raise ValueError(
+            f"the state must hold keys {shape} and {meta} meta keys; got {got}, {state.meta_age.shape[1]}"
+        )
     return WindowState(*(x.contiguous() for x in state))
 
 
 def _features(
-    q, k, w_q, w_k, b_q, b_k, groups: int, states: int, feature: str, halves: int, width: int, overlap: bool, first=None, places=1
+    q,
+    k,
+    w_q,
+    w_k,
+    b_q,
+    b_k,
+    groups: int,
+    states: int,
+    feature: str,
+    halves: int,
+    width: int,
+    overlap: bool,
+    first=None,
+    places=1,
 ) -> Tensor:
     """phi of every query and of every state's key: `[B, H + states, P F]` in the queries' dtype."""
     batch, _, heads, dim = q.shape
     y = torch.empty(batch, heads + states, halves * width, device=q.device, dtype=q.dtype)
     rows = 16 if batch <= 64 or q.dtype == torch.float32 else 64
     _phi[((heads + states) * triton.cdiv(batch, rows),)](
-        q, k, *map(_contiguous, (w_q, w_k, b_q, b_k)), first, y, batch, H=heads, M=states, N=groups, D=dim, F=width, P=halves,
-        FEATURE=feature, PLACES=places, G=rows, OVERLAP=overlap, num_warps=4,
-    )  # fmt: skip
+        q,
+        k,
+        *map(_contiguous, (w_q, w_k, b_q, b_k)),
+        first,
+        y,
+        batch,
+        H=heads,
+        M=states,
+        N=groups,
+        D=dim,
+        F=width,
+        P=halves,
+        FEATURE=feature,
+        PLACES=places,
+        G=rows,
+        OVERLAP=overlap,
+        num_warps=4,
+    )
     return y
 
 
-def _tiles(heads: int, states: int, groups: int, width: int, halves: int, value_dim: int, overlap: bool) -> dict:
+def _tiles(
+    heads: int, states: int, groups: int, width: int, halves: int, value_dim: int, overlap: bool
+) -> dict:
     """The sizes and launch options of `_far`. A state of 128 x 128 numbers is one tile of eight warps."""
     each, rows = heads // states, min(halves * width, 128)
-    shape = {"M": states, "R": each, "RP": max(16, triton.next_power_of_2(each)), "N": groups, "V": value_dim, "F": width, "P": halves}
+    shape = {
+        "M": states,
+        "R": each,
+        "RP": max(16, triton.next_power_of_2(each)),
+        "N": groups,
+        "V": value_dim,
+        "F": width,
+        "P": halves,
+    }
     shape |= {"BF": rows, "num_warps": 8 if rows * value_dim > 8192 else 4, "OVERLAP": overlap}
     return shape | ({"launch_pdl": True} if overlap else {})
 
 
 def _overlap() -> bool:
-    """Whether `_far` can start and load its state while the launch before it still runs. Hopper and later GPUs can do that."""
+    """Whether `_far` can start and load its state while the launch before it still runs. Hopper and later
+    GPUs can do that."""
     if triton.knobs.runtime.interpret:
         return False
     target = triton.runtime.driver.active.get_current_target()
@@ -282,14 +402,31 @@ def _window(heads: int, groups: int, keys: int, meta: int, dim: int) -> dict:
     each = heads // groups
     shape = {"R": each, "RP": max(16, triton.next_power_of_2(each)), "N": groups, "D": dim, "K": keys}
     shape |= {"M": meta, "MP": max(16, triton.next_power_of_2(meta)) if meta else 1}
-    return shape | {"BK": min(triton.next_power_of_2(max(keys + 1, 16)), 4096 // dim), "num_warps": 4, "num_stages": 2}
+    return shape | {
+        "BK": min(triton.next_power_of_2(max(keys + 1, 16)), 4096 // dim),
+        "num_warps": 4,
+        "num_stages": 2,
+    }
 
 
 def linear_step(
-    q, k, v, w_q=None, w_k=None, *, state: LinearState, feature="softmax_pm", b_q=None, b_k=None, log_decay=None, log_gate=None,
-    normalize=True, key_mask=None,
-):  # fmt: skip
-    """`decode_step` of linear attention, plain or gated. Raises ValueError for shapes that do not fit together."""
+    q,
+    k,
+    v,
+    w_q=None,
+    w_k=None,
+    *,
+    state: LinearState,
+    feature="softmax_pm",
+    b_q=None,
+    b_k=None,
+    log_decay=None,
+    log_gate=None,
+    normalize=True,
+    key_mask=None,
+):
+    """`decode_step` of linear attention, plain or gated. Raises ValueError for shapes that do not fit
+    together."""
     value_dim, width, dtype = v.shape[-1], q.shape[-1] if w_q is None else w_q.shape[-1], v.dtype
     q, k, v, (batch, heads, groups, states) = _token(q, k, v, w_q, w_k, b_q, b_k)
     halves = 2 if feature == "softmax_pm" else 1
@@ -304,9 +441,23 @@ def linear_step(
     overlap = batch * states <= PROGRAMS and _overlap()
     y = _features(q, k, w_q, w_k, b_q, b_k, groups, states, feature, halves, width, overlap)
     _far[(batch * states,)](
-        y, v, _contiguous(key_mask), decay, gate, None, None, None, None, state.kv, state.z, o,
-        **_tiles(heads, states, groups, width, halves, value_dim, overlap), NORMALIZE=normalize, LOWEST=FLOOR, PLACES=1,
-    )  # fmt: skip
+        y,
+        v,
+        _contiguous(key_mask),
+        decay,
+        gate,
+        None,
+        None,
+        None,
+        None,
+        state.kv,
+        state.z,
+        o,
+        **_tiles(heads, states, groups, width, halves, value_dim, overlap),
+        NORMALIZE=normalize,
+        LOWEST=FLOOR,
+        PLACES=1,
+    )
     return o, state
 
 
@@ -318,16 +469,44 @@ def window_step(q, k, v, *, state: WindowState, window, meta=0, scale=None, key_
     o = torch.empty(batch, 1, heads, dim, device=q.device, dtype=dtype)
     after = state._replace(first=torch.empty_like(state.first), meta_age=torch.empty_like(state.meta_age))
     _near[(batch * groups,)](
-        q, k, v, _contiguous(key_mask), state.k, state.v, state.mask, state.first, state.meta_k, state.meta_v, state.meta_age, o, None,
-        after.first, after.meta_age, window, dim**-0.5 if scale is None else scale, OLDEST=0, OVERLAP=False,
+        q,
+        k,
+        v,
+        _contiguous(key_mask),
+        state.k,
+        state.v,
+        state.mask,
+        state.first,
+        state.meta_k,
+        state.meta_v,
+        state.meta_age,
+        o,
+        None,
+        after.first,
+        after.meta_age,
+        window,
+        dim**-0.5 if scale is None else scale,
+        OLDEST=0,
+        OVERLAP=False,
         **_window(heads, groups, window - 1, meta, dim),
-    )  # fmt: skip
+    )
     return o, after
 
 
 def hybrid_step(
-    q, k, v, w_q=None, w_k=None, *, state: HybridState, feature="softmax_pm", window, window_factor, scale=None, key_mask=None,
-):  # fmt: skip
+    q,
+    k,
+    v,
+    w_q=None,
+    w_k=None,
+    *,
+    state: HybridState,
+    feature="softmax_pm",
+    window,
+    window_factor,
+    scale=None,
+    key_mask=None,
+):
     """`decode_step` of LoLCATs' hybrid. Raises ValueError for shapes that do not fit together."""
     dim, width, dtype = q.shape[-1], q.shape[-1] if w_q is None else w_q.shape[-1], v.dtype
     q, k, v, (batch, heads, groups, states) = _token(q, k, v, w_q, w_k)
@@ -341,13 +520,45 @@ def hybrid_step(
     overlap = _overlap()
     y = _features(q, ring.k, w_q, w_k, None, None, groups, states, feature, halves, width, False, **oldest)
     _near[(batch * groups,)](
-        q, k, v, _contiguous(key_mask), ring.k, ring.v, ring.mask, ring.first, None, None, None, near, sums, after.first, None, window,
-        dim**-0.5 if scale is None else scale, OLDEST=1, OVERLAP=overlap, **_window(heads, groups, window, 0, dim),
-    )  # fmt: skip
+        q,
+        k,
+        v,
+        _contiguous(key_mask),
+        ring.k,
+        ring.v,
+        ring.mask,
+        ring.first,
+        None,
+        None,
+        None,
+        near,
+        sums,
+        after.first,
+        None,
+        window,
+        dim**-0.5 if scale is None else scale,
+        OLDEST=1,
+        OVERLAP=overlap,
+        **_window(heads, groups, window, 0, dim),
+    )
     _far[(batch * states,)](
-        y, ring.v, ring.mask, None, None, ring.first, near, sums, window_factor.float().contiguous(), linear.kv, linear.z, o,
-        **_tiles(heads, states, groups, width, halves, dim, overlap), NORMALIZE=True, LOWEST=FLOOR, PLACES=window + 1,
-    )  # fmt: skip
+        y,
+        ring.v,
+        ring.mask,
+        None,
+        None,
+        ring.first,
+        near,
+        sums,
+        window_factor.float().contiguous(),
+        linear.kv,
+        linear.z,
+        o,
+        **_tiles(heads, states, groups, width, halves, dim, overlap),
+        NORMALIZE=True,
+        LOWEST=FLOOR,
+        PLACES=window + 1,
+    )
     return o, HybridState(after, linear)
 
 

@@ -1,6 +1,8 @@
-"""The choice of a form: what the kernels do not take runs by the torch form, which is right, and one warning says so; forced, it is an error.
+"""The choice of a form: what the kernels do not take runs by the torch form, which is right, and one warning
+says so; forced, it is an error.
 
-`on_gpu` says yes here for tensors of a CPU: `auto` then chooses as it does on a GPU, and Triton's interpreter runs what it chooses.
+`on_gpu` says yes here for tensors of a CPU: `auto` then chooses as it does on a GPU, and Triton's interpreter
+runs what it chooses.
 """
 
 import importlib
@@ -33,7 +35,10 @@ DTYPES = "the dtypes torch.bfloat16, torch.float16, torch.float32"
 
 def tokens(dim=16, length=T, batch=B, dtype=torch.float32) -> dict:
     shapes = {"q": H, "k": G, "v": G}
-    return {n: torch.randn(batch, length, heads, dim, dtype=dtype, device=testing.DEVICE) for n, heads in shapes.items()}
+    return {
+        n: torch.randn(batch, length, heads, dim, dtype=dtype, device=testing.DEVICE)
+        for n, heads in shapes.items()
+    }
 
 
 def gate(dim=16, length=T, dtype=torch.float32):
@@ -67,7 +72,8 @@ PACKED = {"cu_seqlens": torch.tensor([0, 2, T], device=testing.DEVICE)}
 REAL = {"key_mask": torch.ones(1, T, dtype=torch.bool, device=testing.DEVICE)}
 at = {"device": testing.DEVICE}
 
-# Calls that the kernels take. A bound of fewer numbers than they have stands for sequences of 2**31, which need gigabytes.
+# Calls that the kernels take. A bound of fewer numbers than they have stands for sequences of 2**31, which
+# need gigabytes.
 LONG = {
     "linear": (lambda: linear_attention(**tokens()), T * H * 2 * 16),
     "gated": (lambda: gated_linear_attention(**tokens(), log_gate=gate()), T * H * 2 * 16),
@@ -78,56 +84,98 @@ LONG = {
 }
 # An op with arguments that its kernels do not take -> what they take, and what was given.
 LACKS = {
-    "linear, Gemma 3's heads": (lambda: linear_attention(**tokens(256)), f"{WIDTHS}; got width of q 256, width of k 256, width of v 256"),
+    "linear, Gemma 3's heads": (
+        lambda: linear_attention(**tokens(256)),
+        f"{WIDTHS}; got width of q 256, width of k 256, width of v 256",
+    ),
     "linear, heads of 80": (lambda: linear_attention(**tokens(80)), f"{WIDTHS}; got width of q 80"),
     "linear, features": (
-        lambda: linear_attention(**tokens(), w_q=torch.eye(16, 24, **at).expand(H, -1, -1), w_k=torch.eye(16, 24, **at).expand(H, -1, -1)),
+        lambda: linear_attention(
+            **tokens(),
+            w_q=torch.eye(16, 24, **at).expand(H, -1, -1),
+            w_k=torch.eye(16, 24, **at).expand(H, -1, -1),
+        ),
         f"{WIDTHS}; got width of q 16, width of k 16, width of v 16, features 24",
     ),
-    "linear, float64": (lambda: linear_attention(**tokens(dtype=torch.float64)), f"{DTYPES}; got q torch.float64"),
+    "linear, float64": (
+        lambda: linear_attention(**tokens(dtype=torch.float64)),
+        f"{DTYPES}; got q torch.float64",
+    ),
     "linear, one matrix": (
-        lambda: linear_attention(**tokens(), w_k=torch.eye(16, **at).expand(H, -1, -1)), "both feature matrices or neither; got w_k alone"
+        lambda: linear_attention(**tokens(), w_k=torch.eye(16, **at).expand(H, -1, -1)),
+        "both feature matrices or neither; got w_k alone",
     ),
     "linear, packed with padding": (
-        lambda: linear_attention(**tokens(batch=1), **PACKED, **REAL), "cu_seqlens without key_mask; got key_mask"
+        lambda: linear_attention(**tokens(batch=1), **PACKED, **REAL),
+        "cu_seqlens without key_mask; got key_mask",
     ),
-    "gated, heads of 256": (lambda: gated_linear_attention(**tokens(256), log_gate=gate(256)), f"{WIDTHS}; got width of q 256"),
+    "gated, heads of 256": (
+        lambda: gated_linear_attention(**tokens(256), log_gate=gate(256)),
+        f"{WIDTHS}; got width of q 256",
+    ),
     "gated, float16": (
         lambda: gated_linear_attention(**tokens(dtype=torch.float16), log_gate=gate()),
         "the dtypes torch.bfloat16, torch.float32; got q torch.float16",
     ),
-    "hybrid, heads of 256": (lambda: hybrid_attention(**tokens(256), **factor()), f"{WIDTHS}; got width of q 256"),
+    "hybrid, heads of 256": (
+        lambda: hybrid_attention(**tokens(256), **factor()),
+        f"{WIDTHS}; got width of q 256",
+    ),
     "hybrid, packed with a state": (
         lambda: hybrid_attention(**tokens(batch=1), **factor(), **PACKED, return_state=True)[0],
         "cu_seqlens without key_mask, initial_state, return_state; got return_state",
     ),
-    "window, heads of 256": (lambda: sliding_window_attention(**tokens(256), window=3), f"{WIDTHS}; got width of q 256"),
-    "window, meta": (lambda: sliding_window_attention(**tokens(), window=3, meta=17), "at most 16 meta tokens; got 17"),
-    "step of a linear state, heads of 256": (step(linear_state(B, H, 512, 256, **at), 256), f"{WIDTHS}; got width of q 256"),
-    "step of a linear state, exponential": (
-        step(linear_state(B, H, 16, 16, **at), feature="exp"), "the features softmax_pm, relu, elu, none; got 'exp'"
+    "window, heads of 256": (
+        lambda: sliding_window_attention(**tokens(256), window=3),
+        f"{WIDTHS}; got width of q 256",
     ),
-    "step of a linear state, float64": (step(linear_state(B, H, 32, 16, dtype=torch.float64, **at)), "a float32 state; got torch.float64"),
-    "step of a window, heads of 256": (step(window_state(B, 2, G, 256, **at), 256, window=3), f"{WIDTHS}; got width of q 256"),
+    "window, meta": (
+        lambda: sliding_window_attention(**tokens(), window=3, meta=17),
+        "at most 16 meta tokens; got 17",
+    ),
+    "step of a linear state, heads of 256": (
+        step(linear_state(B, H, 512, 256, **at), 256),
+        f"{WIDTHS}; got width of q 256",
+    ),
+    "step of a linear state, exponential": (
+        step(linear_state(B, H, 16, 16, **at), feature="exp"),
+        "the features softmax_pm, relu, elu, none; got 'exp'",
+    ),
+    "step of a linear state, float64": (
+        step(linear_state(B, H, 32, 16, dtype=torch.float64, **at)),
+        "a float32 state; got torch.float64",
+    ),
+    "step of a window, heads of 256": (
+        step(window_state(B, 2, G, 256, **at), 256, window=3),
+        f"{WIDTHS}; got width of q 256",
+    ),
     "step of a hybrid, heads of 256": (
-        step(hybrid_state(B, H, G, 256, 512, window=3, **at), 256, **factor()), f"{WIDTHS}; got width of q 256"
+        step(hybrid_state(B, H, G, 256, 512, window=3, **at), 256, **factor()),
+        f"{WIDTHS}; got width of q 256",
     ),
     "cross-entropy, heads of 256": (
-        lambda: attention_cross_entropy(**features() | {n: x for n, x in tokens(256).items() if n != "v"}), f"{WIDTHS}; got width of q 256"
+        lambda: attention_cross_entropy(**features() | {n: x for n, x in tokens(256).items() if n != "v"}),
+        f"{WIDTHS}; got width of q 256",
     ),
-    "cross-entropy, features": (lambda: attention_cross_entropy(**features(48)), "float32 features, (16, 32, 64, 128, 256) of them; got 48"),
+    "cross-entropy, features": (
+        lambda: attention_cross_entropy(**features(48)),
+        "float32 features, (16, 32, 64, 128, 256) of them; got 48",
+    ),
     "rotary, float64": (
         lambda: rotary(tokens()["q"].double(), tokens()["k"], *torch.ones(2, 1, T, 16, **at)),
         f"{DTYPES}; got q torch.float64",
     ),
     "scaled sum, float64": (
-        lambda: scaled_sum(tokens()["q"].double(), tokens()["q"], torch.ones(H, **at)), f"{DTYPES}; got x torch.float64"
+        lambda: scaled_sum(tokens()["q"].double(), tokens()["q"], torch.ones(H, **at)),
+        f"{DTYPES}; got x torch.float64",
     ),
     "token cross-entropy, float64": (
-        lambda: token_cross_entropy(torch.randn(3, 7, dtype=torch.float64, **at), torch.zeros(3, dtype=torch.long, **at)),
+        lambda: token_cross_entropy(
+            torch.randn(3, 7, dtype=torch.float64, **at), torch.zeros(3, dtype=torch.long, **at)
+        ),
         f"{DTYPES}; got logits torch.float64",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.fixture(autouse=True)
@@ -164,7 +212,9 @@ def test_forced_kernels_refuse_it_and_say_what_runs_it(name, monkeypatch):
     case, lacks = LACKS[name]
     monkeypatch.setenv("RELINEAR_KERNELS", "triton")
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    with pytest.raises(ValueError, match=rf"on the Triton path takes {re.escape(lacks)}.*\(RELINEAR_KERNELS=torch runs it\)"):
+    with pytest.raises(
+        ValueError, match=rf"on the Triton path takes {re.escape(lacks)}.*\(RELINEAR_KERNELS=torch runs it\)"
+    ):
         run(case)
 
 
@@ -172,16 +222,44 @@ def test_forced_kernels_refuse_it_and_say_what_runs_it(name, monkeypatch):
     "module, name, case",
     [
         ("linear_attention_triton", "linear_attention", lambda: linear_attention(**tokens())),
-        ("linear_attention_triton", "linear_attention", lambda: linear_attention(**tokens(), feature="exp_pm")),
-        ("gated_linear_attention_triton", "gated_linear_attention", lambda: gated_linear_attention(**tokens(), log_gate=gate())),
+        (
+            "linear_attention_triton",
+            "linear_attention",
+            lambda: linear_attention(**tokens(), feature="exp_pm"),
+        ),
+        (
+            "gated_linear_attention_triton",
+            "gated_linear_attention",
+            lambda: gated_linear_attention(**tokens(), log_gate=gate()),
+        ),
         ("hybrid_attention_triton", "hybrid_attention", lambda: hybrid_attention(**tokens(), **factor())),
-        ("sliding_window_attention_triton", "sliding_window_attention", lambda: sliding_window_attention(**tokens(), window=3, meta=2)),
-        ("attention_cross_entropy_triton", "attention_cross_entropy", lambda: attention_cross_entropy(**features())),
-        ("rotary_triton", "rotary", lambda: rotary(tokens()["q"], tokens()["k"], *torch.ones(2, 1, T, 16, **at))),
-        ("scaled_sum_triton", "scaled_sum", lambda: scaled_sum(tokens()["q"], tokens()["q"], torch.ones(H, **at))),
-        ("token_cross_entropy_triton", "token_cross_entropy", lambda: token_cross_entropy(torch.randn(3, 7, **at), torch.arange(3, **at))),
+        (
+            "sliding_window_attention_triton",
+            "sliding_window_attention",
+            lambda: sliding_window_attention(**tokens(), window=3, meta=2),
+        ),
+        (
+            "attention_cross_entropy_triton",
+            "attention_cross_entropy",
+            lambda: attention_cross_entropy(**features()),
+        ),
+        (
+            "rotary_triton",
+            "rotary",
+            lambda: rotary(tokens()["q"], tokens()["k"], *torch.ones(2, 1, T, 16, **at)),
+        ),
+        (
+            "scaled_sum_triton",
+            "scaled_sum",
+            lambda: scaled_sum(tokens()["q"], tokens()["q"], torch.ones(H, **at)),
+        ),
+        (
+            "token_cross_entropy_triton",
+            "token_cross_entropy",
+            lambda: token_cross_entropy(torch.randn(3, 7, **at), torch.arange(3, **at)),
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_they_take_runs_by_them_without_a_word(module, name, case, monkeypatch):
     module, calls = importlib.import_module(f"relinear_kernels.{module}"), []
     real = getattr(module, name)
@@ -204,19 +282,31 @@ def test_a_sequence_whose_offsets_do_not_fit_32_bits_runs_by_the_torch_form(name
         run(case)
     monkeypatch.setattr(dispatch, "LARGEST", numbers - 1)
     tokens_each = 0 if name == "step" else T - 1
-    with pytest.warns(UserWarning, match=rf"sequences of at most {tokens_each} tokens at this size; got .*\[2, {1 if name == 'step' else T}, 2, "):
+    with pytest.warns(
+        UserWarning,
+        match=(
+            rf"sequences of at most {tokens_each} tokens at this size; got .*\[2,"
+            rf" {1 if name == 'step' else T}, 2, "
+        ),
+    ):
         got = run(case)
     monkeypatch.setenv("RELINEAR_KERNELS", "torch")
     for a, b in zip(got, run(case), strict=True):
         assert torch.equal(a, b)
     monkeypatch.setenv("RELINEAR_KERNELS", "triton")
-    with pytest.raises(ValueError, match=rf"takes sequences of at most {tokens_each} tokens.*\(RELINEAR_KERNELS=torch runs it\)"):
+    with pytest.raises(
+        ValueError,
+        match=rf"takes sequences of at most {tokens_each} tokens.*\(RELINEAR_KERNELS=torch runs it\)",
+    ):
         run(case)
 
 
 def test_the_bound_is_that_of_32_bits():
-    q = torch.empty(1, device="meta").expand(1, 2**18, 32, 128)  # Llama-3-8B's heads, both halves of 128 features
-    assert dispatch.wrong_sizes(128, q=q[:, 1:]) is None and "at most 262143 tokens" in dispatch.wrong_sizes(128, q=q)
+    # Llama-3-8B's heads, both halves of 128 features
+    q = torch.empty(1, device="meta").expand(1, 2**18, 32, 128)
+    assert dispatch.wrong_sizes(128, q=q[:, 1:]) is None and "at most 262143 tokens" in dispatch.wrong_sizes(
+        128, q=q
+    )
 
 
 def test_each_kind_has_one_warning():
@@ -233,7 +323,10 @@ def test_without_triton_a_gpu_runs_the_torch_form(monkeypatch):
 
 
 @pytest.mark.parametrize("form", ["torch", "triton"])
-@pytest.mark.parametrize("op", [linear_attention, partial(sliding_window_attention, window=3), partial(hybrid_attention, **factor())])
+@pytest.mark.parametrize(
+    "op",
+    [linear_attention, partial(sliding_window_attention, window=3), partial(hybrid_attention, **factor())],
+)
 def test_packed_sequences_that_do_not_fill_the_row_are_refused_by_every_form(op, form, monkeypatch):
     monkeypatch.setenv("RELINEAR_KERNELS", form)
     with pytest.raises(ValueError, match=r"cu_seqlens must rise from 0 to 5; got \[0, 2, 4\]"):

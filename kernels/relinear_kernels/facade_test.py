@@ -8,7 +8,9 @@ import pytest
 
 import relinear_kernels
 
-LOADED = "[m for m in sys.modules if m.startswith('relinear_kernels.') or m in ('torch', 'triton', 'jaxtyping')]"
+LOADED = (
+    "[m for m in sys.modules if m.startswith('relinear_kernels.') or m in ('torch', 'triton', 'jaxtyping')]"
+)
 CHECK = """
 for name, module in relinear_kernels.MODULES.items():
     value = getattr(importlib.import_module(f"relinear_kernels.{module}"), name)
@@ -27,7 +29,10 @@ def python(program: str) -> None:
 
 
 def test_importing_the_package_imports_nothing():
-    python(f"import relinear_kernels\ndir(relinear_kernels), relinear_kernels.__all__\nassert not {LOADED}, {LOADED}")
+    python(
+        f"import relinear_kernels\ndir(relinear_kernels), relinear_kernels.__all__\nassert not {LOADED},"
+        f" {LOADED}"
+    )
 
 
 @pytest.mark.parametrize(
@@ -35,10 +40,14 @@ def test_importing_the_package_imports_nothing():
     [
         "import relinear_kernels",
         "from relinear_kernels import *",
-        "from relinear_kernels.linear_attention import linear_attention",  # a module of an op's name, before the op is asked for
+        # a module of an op's name, before the op is asked for
+        "from relinear_kernels.linear_attention import linear_attention",
         "import relinear_kernels.decode_step",
         "import relinear_kernels.hybrid_attention_triton",
-        "for module in relinear_kernels.MODULES.values(): importlib.import_module(f'relinear_kernels.{module}')",
+        (
+            "for module in relinear_kernels.MODULES.values():"
+            " importlib.import_module(f'relinear_kernels.{module}')"
+        ),
     ],
 )
 def test_a_public_name_is_one_thing_whatever_was_imported_first(first):

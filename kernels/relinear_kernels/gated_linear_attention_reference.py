@@ -1,10 +1,12 @@
-"""Linear attention with a gate for every feature channel: its definition (quadratic) and its chunked form (the CPU path).
+"""Linear attention with a gate for every feature channel: its definition (quadratic) and its chunked form
+(the CPU path).
 
-    out_t = sum_{i<=t} sum_f phi_f(q_t) exp(G_tf - G_if) phi_f(k_i) v_i   / the same sum without v_i      (normalize=True)
+    out_t = sum_{i<=t} sum_f phi_f(q_t) exp(G_tf - G_if) phi_f(k_i) v_i   / the same sum without v_i
+    (normalize=True)
 
-with G the running sum of ``log_gate``. Lizard Section 3.1; GLA (Yang et al. 2023). Lizard absorbs exp(G) into q and exp(-G) into k, which
-overflows; relative to the middle of a block of `CHUNK` rows neither factor can, if no gate falls below e^`FLOOR`. Gates that do count as
-e^`FLOOR`: older tokens then fade by 3e-4 instead.
+with G the running sum of ``log_gate``. Lizard Section 3.1; GLA (Yang et al. 2023). Lizard absorbs exp(G) into
+q and exp(-G) into k, which overflows; relative to the middle of a block of `CHUNK` rows neither factor can,
+if no gate falls below e^`FLOOR`. Gates that do count as e^`FLOOR`: older tokens then fade by 3e-4 instead.
 """
 
 import torch
@@ -31,7 +33,9 @@ FLOOR = -8.0  # CHUNK / 2 of them are e^64, within the range of float32 and bflo
 def check_gated(feature: str) -> None:
     """Raises ValueError unless `feature` is a map the gated op takes."""
     if check_feature(feature) in EXPONENTIAL:
-        raise ValueError(f"gated_linear_attention takes the features {', '.join(ACTIVATIONS)}; got {feature!r}")
+        raise ValueError(
+            f"gated_linear_attention takes the features {', '.join(ACTIVATIONS)}; got {feature!r}"
+        )
 
 
 def check_gate(log_gate: Tensor, batch: int, length: int, heads: int, w_k: Tensor | None, width: int) -> None:
@@ -39,7 +43,10 @@ def check_gate(log_gate: Tensor, batch: int, length: int, heads: int, w_k: Tenso
     states = state_heads(w_k, heads)
     if log_gate.shape != (batch, length, states, width):
         name = "H" if states == heads else "Hkv"
-        raise ValueError(f"log_gate must be [B={batch}, T={length}, {name}={states}, F={width}]; got {list(log_gate.shape)}")
+        raise ValueError(
+            f"log_gate must be [B={batch}, T={length}, {name}={states}, F={width}]; got"
+            f" {list(log_gate.shape)}"
+        )
 
 
 def _gates(log_gate: Tensor, heads: int, feature: str, dtype) -> Float[Tensor, "B H T F"]:
@@ -49,7 +56,17 @@ def _gates(log_gate: Tensor, heads: int, feature: str, dtype) -> Float[Tensor, "
 
 
 def gated_linear_attention_weights(
-    q, k, w_q=None, w_k=None, *, log_gate, feature="softmax_pm", b_q=None, b_k=None, normalize=True, key_mask=None
+    q,
+    k,
+    w_q=None,
+    w_k=None,
+    *,
+    log_gate,
+    feature="softmax_pm",
+    b_q=None,
+    b_k=None,
+    normalize=True,
+    key_mask=None,
 ) -> Float[Tensor, "B H T T"]:
     """The T x T matrix gated linear attention implies, row = query. The definition; quadratic in T."""
     check_gated(feature)
@@ -69,7 +86,9 @@ def gated_linear_attention_weights(
 def gated_linear_attention_quadratic(q, k, v, *args, **kwargs) -> Float[Tensor, "B T H D"]:
     """`gated_linear_attention_weights` times v."""
     a = gated_linear_attention_weights(q, k, *args, **kwargs)
-    return torch.einsum("bhti,bihd->bthd", a, _accumulate(v).repeat_interleave(q.shape[2] // v.shape[2], 2)).to(v.dtype)
+    return torch.einsum(
+        "bhti,bihd->bthd", a, _accumulate(v).repeat_interleave(q.shape[2] // v.shape[2], 2)
+    ).to(v.dtype)
 
 
 def gated_linear_attention(
@@ -100,7 +119,9 @@ def gated_linear_attention(
     chunk, n, pad = blocks(length, CHUNK)
     real = torch.ones(batch, length, dtype=torch.bool, device=q.device) if key_mask is None else key_mask
     q, k, v, log_gate = (nn.functional.pad(x, (0, 0, 0, 0, 0, pad)) for x in (q, k, v, log_gate))
-    phi_q, phi_k, _ = _features(q, k, w_q, w_k, b_q, b_k, feature, nn.functional.pad(real, (0, pad)), chunk, None)
+    phi_q, phi_k, _ = _features(
+        q, k, w_q, w_k, b_q, b_k, feature, nn.functional.pad(real, (0, pad)), chunk, None
+    )
     g = _gates(log_gate, heads, feature, q.dtype)
     phi_q, phi_k, g = (x.unflatten(2, (n, chunk)) for x in (phi_q, phi_k, g))  # [B, H, N, C, F]
     v = v.transpose(1, 2).repeat_interleave(heads // groups, 1).unflatten(2, (n, chunk))
@@ -109,8 +130,11 @@ def gated_linear_attention(
     # Pairs above the diagonal can overflow: they are dropped, never multiplied by zero.
     inside = ((phi_q * exp(g - middle)) @ (phi_k * exp(middle - g)).transpose(-1, -2)).tril()
     phi_q, phi_k, carry = phi_q * exp(g), phi_k * exp(last - g), exp(last[:, :, :, 0]).unbind(2)
-    added, added_z = (phi_k.transpose(-1, -2) @ v).unbind(2), phi_k.sum(-2).unbind(2)  # one tensor a chunk, as in `linear_sums`
-    state = per_query_head(initial_state, heads) or linear_state(batch, heads, phi_q.shape[-1], value_dim, q.device, q.dtype)
+    # one tensor a chunk, as in `linear_sums`
+    added, added_z = (phi_k.transpose(-1, -2) @ v).unbind(2), phi_k.sum(-2).unbind(2)
+    state = per_query_head(initial_state, heads) or linear_state(
+        batch, heads, phi_q.shape[-1], value_dim, q.device, q.dtype
+    )
     kv, z, entering, entering_z = state.kv.to(q.dtype), state.z.to(q.dtype), [], []
     for i in range(n):
         entering.append(kv)
@@ -121,4 +145,8 @@ def gated_linear_attention(
         den = inside.sum(-1) + (phi_q @ torch.stack(entering_z, 2)[..., None])[..., 0]
         out = out / normaliser(den)[..., None]
     out = out.flatten(2, 3).transpose(1, 2)[:, :length].to(dtype)
-    return (out, per_state_head(LinearState(kv, z, state.shift), state_heads(w_k, heads))) if return_state else out
+    return (
+        (out, per_state_head(LinearState(kv, z, state.shift), state_heads(w_k, heads)))
+        if return_state
+        else out
+    )

@@ -1,4 +1,5 @@
-"""The fused gated linear attention against its definition in float64: on a GPU where there is one, else in Triton's interpreter."""
+"""The fused gated linear attention against its definition in float64: on a GPU where there is one, else in
+Triton's interpreter."""
 
 import pytest
 import torch
@@ -17,7 +18,8 @@ from relinear_kernels.linear_attention_triton import Config  # noqa: E402
 
 pytestmark = [
     pytest.mark.usefixtures("triton_path"),
-    pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning"),  # pairs nobody sees, and blocks that the other form writes again
+    # pairs nobody sees, and blocks that the other form writes again
+    pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning"),
 ]
 B = 2
 # length, D, F', H, Hkv, feature, normalize, initial state, left padding
@@ -46,7 +48,11 @@ GATES = [(0.0, 1.0), (0.0, 3.0), (-2.0, 3.0)]  # log sigmoid of normal numbers w
 def inputs(length, dim, width, heads, groups, feature, state=False, gate=(1.0, 2.0), batch=B, scale=1.0):
     args = ungated(length, dim, width, heads, groups, feature, None, state, scale, batch=batch)
     width = args["w_q"].shape[-1] if "w_q" in args else dim
-    return args | {"log_gate": torch.nn.functional.logsigmoid(gate[0] + gate[1] * torch.randn(batch, length, heads, width))}
+    return args | {
+        "log_gate": torch.nn.functional.logsigmoid(
+            gate[0] + gate[1] * torch.randn(batch, length, heads, width)
+        )
+    }
 
 
 def fused(x, o):
@@ -66,13 +72,28 @@ def test_fused_equals_definition(case, dtype):
     mask = torch.arange(length).expand(B, -1) >= torch.tensor([[0], [length // 3]]) if masked else None
     options = {"feature": feature, "normalize": normalize, "key_mask": mask}
     # the gates' gradient sums terms that cancel (see CANCELLING)
-    check(fused, definition, inputs(length, dim, width, heads, groups, feature, state), options, dtype, ("log_gate",), 1.0)
+    check(
+        fused,
+        definition,
+        inputs(length, dim, width, heads, groups, feature, state),
+        options,
+        dtype,
+        ("log_gate",),
+        1.0,
+    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_maps_of_key_heads_equal_definition(dtype):
     length, dim = (300, 64) if DEVICE == "cuda" else (40, 16)
-    check(fused, definition, of_key_heads(inputs(length, dim, 32, 6, 2, "softmax_pm", True), 2), {}, dtype, ("log_gate",))
+    check(
+        fused,
+        definition,
+        of_key_heads(inputs(length, dim, 32, 6, 2, "softmax_pm", True), 2),
+        {},
+        dtype,
+        ("log_gate",),
+    )
 
 
 def blocks(monkeypatch, block, limit=None):
@@ -99,7 +120,8 @@ def test_blocks_of_bfloat16_equal_the_definition_in_float32(kind, block, monkeyp
     length = 150 if kind == "mixed" else 100
     args = inputs(length, 16, 16, 2, 1, "softmax_pm", True) | {"log_gate": gates(kind, B, length, 2, 16)}
     mask = torch.arange(length).expand(B, -1) >= torch.tensor([[0], [70]])
-    args["log_gate"] *= mask[..., None, None]  # as padding has it: else the given state fades beyond float32 there, with nothing beside it
+    # as padding has it: else the given state fades beyond float32 there, with nothing beside it
+    args["log_gate"] *= mask[..., None, None]
     check(fused, definition, args, {"key_mask": mask}, torch.float32, ("log_gate",))
 
 
@@ -112,7 +134,9 @@ def test_blocks_of_one_sided_features_equal_the_definition(feature, normalize, m
 
 
 def test_gates_choose_the_steps_of_a_segment(monkeypatch):
-    args = {n: x.to(DEVICE).requires_grad_() for n, x in inputs(70, 16, 16, 1, 1, "softmax_pm", batch=3).items()}
+    args = {
+        n: x.to(DEVICE).requires_grad_() for n, x in inputs(70, 16, 16, 1, 1, "softmax_pm", batch=3).items()
+    }
     log_gate = torch.cat([gates(kind, 1, 70, 1, 16) for kind in ("mild", "hard", "mixed")]).to(DEVICE)
     found = {}
     for name, limit in {"chosen": None, "coarse": -torch.inf, "fine": 1.0}.items():
@@ -141,14 +165,23 @@ def test_a_gradient_asked_for_alone_is_the_same(only):
     every = {n: x.clone().requires_grad_() for n, x in args.items()}
     want = torch.autograd.grad(call(gated_linear_attention, every)["out"].square().sum(), every[only])[0]
     args[only].requires_grad_()
-    assert torch.equal(torch.autograd.grad(call(gated_linear_attention, args)["out"].square().sum(), args[only])[0], want)
+    assert torch.equal(
+        torch.autograd.grad(call(gated_linear_attention, args)["out"].square().sum(), args[only])[0], want
+    )
 
 
 @pytest.mark.parametrize("gate", GATES, ids=str)
 def test_adversarial_gates_equal_the_definition(gate):
     length, dim = (300, 64) if DEVICE == "cuda" else (33, 16)
     for dtype in DTYPES:
-        check(fused, definition, inputs(length, dim, 32, 2, 1, "softmax_pm", gate=gate), {}, dtype, ("log_gate",))
+        check(
+            fused,
+            definition,
+            inputs(length, dim, 32, 2, 1, "softmax_pm", gate=gate),
+            {},
+            dtype,
+            ("log_gate",),
+        )
 
 
 @pytest.mark.parametrize("block", [None, 64])
@@ -186,10 +219,23 @@ def test_packed_sequences_equal_each_alone(block, monkeypatch):
 
     def packed(return_state, initial_state, **x):
         tokens = {n: x[n] for n in ("q", "k", "v", "log_gate")}
-        return per_sequence(chunked, cu, tokens, {"w_q": x["w_q"], "w_k": x["w_k"], "return_state": return_state}, initial_state)
+        return per_sequence(
+            chunked,
+            cu,
+            tokens,
+            {"w_q": x["w_q"], "w_k": x["w_k"], "return_state": return_state},
+            initial_state,
+        )
 
     args |= {"kv": kv, "z": kv.abs().sum(-1)}
-    check(lambda x, o: call(gated_linear_attention, x, cu_seqlens=cu), lambda x, o: call(packed, x), args, {}, torch.float32, ("log_gate",))
+    check(
+        lambda x, o: call(gated_linear_attention, x, cu_seqlens=cu),
+        lambda x, o: call(packed, x),
+        args,
+        {},
+        torch.float32,
+        ("log_gate",),
+    )
 
 
 @pytest.mark.parametrize("cuts", [(20, 1, 19), (3, 34, 3)])

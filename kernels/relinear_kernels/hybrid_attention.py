@@ -37,20 +37,24 @@ def hybrid_attention(
     return_state: bool = False,
     cu_seqlens: Int[Tensor, " S"] | None = None,
 ):
-    """LoLCATs' hybrid over a piece of a sequence, linear in its length: softmax within `window`, linear attention beyond it.
+    """LoLCATs' hybrid over a piece of a sequence, linear in its length: softmax within `window`, linear
+    attention beyond it.
 
-    A plain sliding window: no tiles, so a prefix never changes. The keys' matrices are one a query head (M = H) or one a key head (M = Hkv);
-    there is a linear state for each. `cu_seqlens` marks the sequences of a packed row (B = 1). Returns
-    ``[B, T, H, D]`` in v's dtype, and the `HybridState` after the piece if `return_state`; a single token without gradients overwrites
-    `initial_state` where the kernels run. Where the kernels do not take the arguments, the torch form runs and a warning says why; with
+    A plain sliding window: no tiles, so a prefix never changes. The keys' matrices are one a query head (M =
+    H) or one a key head (M = Hkv); there is a linear state for each. `cu_seqlens` marks the sequences of a
+    packed row (B = 1). Returns ``[B, T, H, D]`` in v's dtype, and the `HybridState` after the piece if
+    `return_state`; a single token without gradients overwrites `initial_state` where the kernels run. Where
+    the kernels do not take the arguments, the torch form runs and a warning says why; with
     RELINEAR_KERNELS=triton that is a ValueError.
     """
     options = {"feature": feature, "window": window, "window_factor": window_factor, "scale": scale}
     reference.check_hybrid(feature, window)
     if use_triton(q) and takes(
-        "hybrid_attention", wrong_features(q, k, v, w_q, w_k, feature), wrong_state(initial_state and initial_state.linear),
+        "hybrid_attention",
+        wrong_features(q, k, v, w_q, w_k, feature),
+        wrong_state(initial_state and initial_state.linear),
         wrong_packing(cu_seqlens, key_mask=key_mask, initial_state=initial_state, return_state=return_state),
-    ):  # fmt: skip
+    ):
         if one_token(initial_state, return_state, cu_seqlens, q, k, v, w_q, w_k, window_factor):
             from relinear_kernels.decode_step_triton import hybrid_step
 
@@ -59,14 +63,29 @@ def hybrid_attention(
 
         ring = partial(window_state, q.shape[0], window, k.shape[2], k.shape[3], device=q.device)
         return fused(
-            q, k, v, w_q, w_k, key_mask=key_mask, initial_state=initial_state, return_state=return_state, cu_seqlens=cu_seqlens,
-            empty_ring=ring, **options,
-        )  # fmt: skip
+            q,
+            k,
+            v,
+            w_q,
+            w_k,
+            key_mask=key_mask,
+            initial_state=initial_state,
+            return_state=return_state,
+            cu_seqlens=cu_seqlens,
+            empty_ring=ring,
+            **options,
+        )
     if path() == "reference":
-        stateless("hybrid_attention", initial_state=initial_state, return_state=return_state, cu_seqlens=cu_seqlens)
+        stateless(
+            "hybrid_attention", initial_state=initial_state, return_state=return_state, cu_seqlens=cu_seqlens
+        )
         return reference.hybrid_attention_quadratic(q, k, v, w_q, w_k, key_mask=key_mask, **options)
     options["return_state"] = return_state
     if cu_seqlens is None:
-        return reference.hybrid_attention(q, k, v, w_q, w_k, key_mask=key_mask, initial_state=initial_state, **options)
+        return reference.hybrid_attention(
+            q, k, v, w_q, w_k, key_mask=key_mask, initial_state=initial_state, **options
+        )
     tokens = {"q": q, "k": k, "v": v, "key_mask": key_mask}
-    return per_sequence(reference.hybrid_attention, cu_seqlens, tokens, {"w_q": w_q, "w_k": w_k, **options}, initial_state)
+    return per_sequence(
+        reference.hybrid_attention, cu_seqlens, tokens, {"w_q": w_q, "w_k": w_k, **options}, initial_state
+    )

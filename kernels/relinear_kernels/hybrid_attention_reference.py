@@ -1,9 +1,12 @@
-"""LoLCATs' hybrid: softmax inside a sliding window, linear attention on everything older, one shared denominator.
+"""LoLCATs' hybrid: softmax inside a sliding window, linear attention on everything older, one shared
+denominator.
 
-    y_t = (sum_{t-w<i<=t} g e^{s_ti - m_t} v_i + sum_{i<=t-w} (phi(q_t) . phi(k_i)) v_i) / (the same without v)
+    y_t = (sum_{t-w<i<=t} g e^{s_ti - m_t} v_i + sum_{i<=t-w} (phi(q_t) . phi(k_i)) v_i) / (the same without
+    v)
 
-s = q k / sqrt(d), m_t = max of s over the window, g = `window_factor` per head. The maximum is part of the function, not a numerical aid:
-the linear weights beside it are not shifted, so it must be exact and carry gradient.
+s = q k / sqrt(d), m_t = max of s over the window, g = `window_factor` per head. The maximum is part of the
+function, not a numerical aid: the linear weights beside it are not shifted, so it must be exact and carry
+gradient.
 """
 
 from typing import NamedTuple
@@ -33,13 +36,16 @@ from relinear_kernels.sliding_window_attention_reference import (
 
 
 class HybridState(NamedTuple):
-    """A ring of the last w keys (those the linear part has not absorbed yet) and the linear state of everything older."""
+    """A ring of the last w keys (those the linear part has not absorbed yet) and the linear state of
+    everything older."""
 
     ring: WindowState
     linear: LinearState
 
 
-def hybrid_state(batch, heads, groups, dim, features, *, window, device=None, dtype=torch.float32) -> HybridState:
+def hybrid_state(
+    batch, heads, groups, dim, features, *, window, device=None, dtype=torch.float32
+) -> HybridState:
     """The state before the first token."""
     ring = window_state(batch, window, groups, dim, device=device, dtype=dtype)
     return HybridState(ring, linear_state(batch, heads, features, dim, device, dtype))
@@ -48,7 +54,10 @@ def hybrid_state(batch, heads, groups, dim, features, *, window, device=None, dt
 def check_hybrid(feature: str, window: int) -> None:
     """Raises ValueError unless the hybrid has this map and a window of at least one position."""
     if feature not in ACTIVATIONS:
-        raise ValueError(f"hybrid_attention takes bounded features ({', '.join(ACTIVATIONS)}): its sums share one scale; got {feature!r}")
+        raise ValueError(
+            f"hybrid_attention takes bounded features ({', '.join(ACTIVATIONS)}): its sums share one scale;"
+            f" got {feature!r}"
+        )
     if window < 1:
         raise ValueError(f"window must be at least 1; got {window}")
 
@@ -75,7 +84,9 @@ def hybrid_attention_weights(
 def hybrid_attention_quadratic(q, k, v, *args, **kwargs) -> Float[Tensor, "B T H D"]:
     """`hybrid_attention_weights` times v."""
     a = hybrid_attention_weights(q, k, *args, **kwargs)
-    return torch.einsum("bhti,bihd->bthd", a, _accumulate(v).repeat_interleave(q.shape[2] // v.shape[2], 2)).to(v.dtype)
+    return torch.einsum(
+        "bhti,bihd->bthd", a, _accumulate(v).repeat_interleave(q.shape[2] // v.shape[2], 2)
+    ).to(v.dtype)
 
 
 def hybrid_attention(
@@ -93,7 +104,8 @@ def hybrid_attention(
     initial_state: HybridState | None = None,
     return_state: bool = False,
 ):
-    """The hybrid over a piece of a sequence, linear in its length. A plain sliding window: no tiles, so a prefix never changes.
+    """The hybrid over a piece of a sequence, linear in its length. A plain sliding window: no tiles, so a
+    prefix never changes.
 
     Returns ``[B, T, H, D]`` in v's dtype, and the `HybridState` after the piece if `return_state`.
     """
@@ -102,14 +114,19 @@ def hybrid_attention(
     q, k, v = _accumulate(q), _accumulate(k), _accumulate(v)
     groups = k.shape[2]
     scale = dim**-0.5 if scale is None else scale
-    ring = window_state(batch, window, groups, dim, device=q.device, dtype=q.dtype) if initial_state is None else initial_state.ring
+    ring = (
+        window_state(batch, window, groups, dim, device=q.device, dtype=q.dtype)
+        if initial_state is None
+        else initial_state.ring
+    )
     keys, values, mask, ring = extend(ring, k, v, key_mask)
     scores, n, c = window_scores(q, keys[:, 1:], mask[:, 1:], window, scale)
     top = scores.amax(-1, keepdim=True)
     top = torch.where(top.isinf(), torch.zeros_like(top), top)
     p = exp(scores - top) * window_factor.to(q.dtype).view(1, groups, -1, 1, 1, 1)
     near, near_den = window_values(p, values[:, 1:], n, c, window, length), rows(p.sum(-1), n, c, length)
-    # The key that leaves the window at step t is the one w positions back: linear attention over the keys delayed by w.
+    # The key that leaves the window at step t is the one w positions back: linear attention over the keys
+    # delayed by w.
     far, far_den, linear = linear_sums(
         q, keys[:, :length], values[:, :length], w_q, w_k, feature=feature, key_mask=mask[:, :length],
         initial_state=None if initial_state is None else initial_state.linear,

@@ -1,4 +1,5 @@
-"""The fused hybrid against its chunked torch form in float64: on a GPU where there is one, else in Triton's interpreter."""
+"""The fused hybrid against its chunked torch form in float64: on a GPU where there is one, else in Triton's
+interpreter."""
 
 import pytest
 import torch
@@ -24,7 +25,12 @@ LARGE = [
     (length, dim, width, heads, groups, feature, window, (i + j) % 2 == 0, (i + j // 2) % 2 == 0)
     for i, dim in enumerate((64, 128))
     for j, (heads, groups, feature, width, window) in enumerate(
-        [(4, 1, "softmax_pm", 64, 64), (3, 3, "softmax_pm", 64, 16), (4, 2, "softmax_pm", 128, 128), (2, 1, "relu", 64, 64)]
+        [
+            (4, 1, "softmax_pm", 64, 64),
+            (3, 3, "softmax_pm", 64, 16),
+            (4, 2, "softmax_pm", 128, 128),
+            (2, 1, "relu", 64, 64),
+        ]
     )
     for length in (1, 15, 63, 64, 65, 128, 300)
 ]
@@ -33,7 +39,11 @@ CASES = LARGE if DEVICE == "cuda" else SMALL
 
 def inputs(length, dim, width, heads, groups, feature, state=False, batch=B):
     r = lambda *s: torch.randn(*s)  # noqa: E731
-    args = {"q": r(batch, length, heads, dim), "k": r(batch, length, groups, dim), "v": r(batch, length, groups, dim)}
+    args = {
+        "q": r(batch, length, heads, dim),
+        "k": r(batch, length, groups, dim),
+        "v": r(batch, length, groups, dim),
+    }
     if feature == "none":
         args["q"], args["k"], width = args["q"].abs(), args["k"].abs(), dim
     else:
@@ -50,14 +60,30 @@ def call(op, args, options):
     q, k = args["q"], args["k"]
     if "z" in args:
         kv, z = args.pop("kv"), args.pop("z")
-        ring = hybrid_state(q.shape[0], q.shape[2], k.shape[2], k.shape[3], 1, window=options["window"], device=q.device, dtype=z.dtype).ring
+        ring = hybrid_state(
+            q.shape[0],
+            q.shape[2],
+            k.shape[2],
+            k.shape[3],
+            1,
+            window=options["window"],
+            device=q.device,
+            dtype=z.dtype,
+        ).ring
         g = torch.Generator().manual_seed(2)
         old = lambda x: torch.randn(x.shape, generator=g).to(q.dtype).to(x)  # noqa: E731
         ring = ring._replace(k=old(ring.k).abs(), v=old(ring.v), mask=torch.ones_like(ring.mask))
         options["initial_state"] = HybridState(ring, LinearState(kv, z, torch.full_like(z, -torch.inf)))
-        y, s = op(**{n: x for n, x in args.items() if n != "gamma"}, window_factor=args["gamma"], return_state=True, **options)
+        y, s = op(
+            **{n: x for n, x in args.items() if n != "gamma"},
+            window_factor=args["gamma"],
+            return_state=True,
+            **options,
+        )
         return {"out": y, "kv": s.linear.kv, "z": s.linear.z}
-    return {"out": op(**{n: x for n, x in args.items() if n != "gamma"}, window_factor=args["gamma"], **options)}
+    return {
+        "out": op(**{n: x for n, x in args.items() if n != "gamma"}, window_factor=args["gamma"], **options)
+    }
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -69,15 +95,32 @@ def test_fused_equals_definition(case, dtype):
     mask = torch.arange(length).expand(B, -1) >= torch.tensor([[0], [length // 3]]) if masked else None
     options = {"feature": feature, "window": window, "key_mask": mask}
     args = inputs(length, dim, width, heads, groups, feature, state)
-    # at these lengths a key or two lie beyond the window, so that what reaches w_k and q through them cancels too (see CANCELLING)
-    check(lambda x, o: call(hybrid_attention, x, o), lambda x, o: call(chunked, x, o), args, options, dtype, ("gamma",), 7.0)
+    # at these lengths a key or two lie beyond the window, so that what reaches w_k and q through them cancels
+    # too (see CANCELLING)
+    check(
+        lambda x, o: call(hybrid_attention, x, o),
+        lambda x, o: call(chunked, x, o),
+        args,
+        options,
+        dtype,
+        ("gamma",),
+        7.0,
+    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_maps_of_key_heads_equal_definition(dtype):
     length, dim = (300, 64) if DEVICE == "cuda" else (50, 16)
     args = of_key_heads(inputs(length, dim, 32, 6, 2, "softmax_pm", True), 2)
-    check(lambda x, o: call(hybrid_attention, x, o), lambda x, o: call(chunked, x, o), args, {"window": 16}, dtype, ("gamma",), 7.0)
+    check(
+        lambda x, o: call(hybrid_attention, x, o),
+        lambda x, o: call(chunked, x, o),
+        args,
+        {"window": 16},
+        dtype,
+        ("gamma",),
+        7.0,
+    )
 
 
 @pytest.mark.parametrize("only", ["w_k", "gamma", "v"])
@@ -87,7 +130,9 @@ def test_a_gradient_asked_for_alone_is_the_same(only):
     every = {n: x.clone().requires_grad_() for n, x in args.items()}
     want = torch.autograd.grad(call(hybrid_attention, every, options)["out"].square().sum(), every[only])[0]
     args[only].requires_grad_()
-    assert torch.equal(torch.autograd.grad(call(hybrid_attention, args, options)["out"].square().sum(), args[only])[0], want)
+    assert torch.equal(
+        torch.autograd.grad(call(hybrid_attention, args, options)["out"].square().sum(), args[only])[0], want
+    )
 
 
 @pytest.mark.parametrize("cuts", [(40, 1, 29), (3, 64, 3)])
@@ -111,7 +156,11 @@ def test_packed_sequences_equal_each_alone():
     def each(x, options):
         rest = {n: x[n] for n in ("w_q", "w_k", "gamma")}
         pieces = zip(*(x[n].split(lengths, 1) for n in "qkv"), strict=True)
-        return {"out": torch.cat([call(chunked, {"q": q, "k": k, "v": v, **rest}, options)["out"] for q, k, v in pieces], 1)}
+        return {
+            "out": torch.cat(
+                [call(chunked, {"q": q, "k": k, "v": v, **rest}, options)["out"] for q, k, v in pieces], 1
+            )
+        }
 
     fused = lambda x, o: call(hybrid_attention, x, {**o, "cu_seqlens": cu})  # noqa: E731
     check(fused, each, args, {"window": 16}, torch.float32)

@@ -1,4 +1,5 @@
-"""The fused linear attention against its definition in float64: on a GPU where there is one, else in Triton's interpreter."""
+"""The fused linear attention against its definition in float64: on a GPU where there is one, else in Triton's
+interpreter."""
 
 import pytest
 import torch
@@ -44,11 +45,18 @@ CASES = LARGE if DEVICE == "cuda" else SMALL
 
 def inputs(length, dim, width, heads, groups, feature, gate, state, scale=1.0, spread=3.0, batch=B):
     r = lambda *s: torch.randn(*s)  # noqa: E731
-    args = {"q": r(batch, length, heads, dim), "k": r(batch, length, groups, dim), "v": r(batch, length, groups, dim)}
+    args = {
+        "q": r(batch, length, heads, dim),
+        "k": r(batch, length, groups, dim),
+        "v": r(batch, length, groups, dim),
+    }
     if feature == "none":  # features given: positive ones
         args["q"], args["k"], width = args["q"].abs(), args["k"].abs(), dim
     else:
-        args |= {"w_q": scale * r(heads, dim, width) / dim**0.5, "w_k": scale * r(heads, dim, width) / dim**0.5}
+        args |= {
+            "w_q": scale * r(heads, dim, width) / dim**0.5,
+            "w_k": scale * r(heads, dim, width) / dim**0.5,
+        }
     if feature in ("relu", "elu"):
         args |= {"b_q": r(heads, width), "b_k": r(heads, width)}
     if gate == "head":
@@ -82,22 +90,43 @@ def test_fused_equals_definition(case, dtype):
     args = inputs(length, dim, width, heads, groups, feature, gate, state)
     mask = torch.arange(length).expand(B, -1) >= torch.tensor([[0], [length // 3]]) if masked else None
     options = {"feature": feature, "normalize": normalize, "key_mask": mask}
-    check(lambda x, o: call(linear_attention, x, **o), lambda x, o: call(chunked, x, **o), args, options, dtype)
+    check(
+        lambda x, o: call(linear_attention, x, **o), lambda x, o: call(chunked, x, **o), args, options, dtype
+    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("feature, gate, state", [("softmax_pm", None, True), ("relu", "head", False), ("softmax_pm", "token", True),
-                                                  ("exp_pm", None, True)])  # fmt: skip
+@pytest.mark.parametrize(
+    "feature, gate, state",
+    [
+        ("softmax_pm", None, True),
+        ("relu", "head", False),
+        ("softmax_pm", "token", True),
+        ("exp_pm", None, True),
+    ],
+)
 def test_maps_of_key_heads_equal_definition(feature, gate, state, dtype):
     length, dim = (300, 64) if DEVICE == "cuda" else (40, 16)
     args = of_key_heads(inputs(length, dim, 32, 6, 2, feature, gate, state), 2)
-    check(lambda x, o: call(linear_attention, x, **o), lambda x, o: call(chunked, x, **o), args, {"feature": feature}, dtype)
+    check(
+        lambda x, o: call(linear_attention, x, **o),
+        lambda x, o: call(chunked, x, **o),
+        args,
+        {"feature": feature},
+        dtype,
+    )
 
 
 @pytest.mark.parametrize("gate", ["head", "token"])
 def test_gates_in_float16_which_no_column_can_absorb(gate):
     args = inputs(130, 32, 32, 2, 1, "softmax_pm", gate, True)
-    check(lambda x, o: call(linear_attention, x, **o), lambda x, o: call(chunked, x, **o), args, {"feature": "softmax_pm"}, torch.float16)
+    check(
+        lambda x, o: call(linear_attention, x, **o),
+        lambda x, o: call(chunked, x, **o),
+        args,
+        {"feature": "softmax_pm"},
+        torch.float16,
+    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -123,14 +152,18 @@ def test_mild_and_hard_gates_side_by_side_equal_the_definition(segment, dtype, m
 
 
 def test_gates_choose_the_launch_that_writes_a_segment(monkeypatch):
-    args = {n: x.to(DEVICE) for n, x in inputs(100, 16, 16, 2, 1, "softmax_pm", "token", False, spread=1.0).items()}
+    args = {
+        n: x.to(DEVICE)
+        for n, x in inputs(100, 16, 16, 2, 1, "softmax_pm", "token", False, spread=1.0).items()
+    }
     args["log_decay"][:, :, 1] -= 8.0
     found = {}
     for name in ("MILD", "HARD"):
         with monkeypatch.context() as patch:
             only = getattr(linear_attention_triton, name).value
             patch.setattr(linear_attention_triton.Walk, "gates", lambda *_, only=only: (only,))
-            found[name] = call(linear_attention, args)["out"].isnan()  # memory that no launch writes stays NaN
+            # memory that no launch writes stays NaN
+            found[name] = call(linear_attention, args)["out"].isnan()
     assert torch.equal(found["MILD"], ~found["HARD"])
     assert found["MILD"][:, :, 1].all()
     assert found["HARD"][:, :, 0].all()
@@ -142,7 +175,9 @@ def test_a_gradient_asked_for_alone_is_the_same(only):
     every = {n: x.clone().requires_grad_() for n, x in args.items()}
     want = torch.autograd.grad(call(linear_attention, every)["out"].square().sum(), every[only])[0]
     args[only].requires_grad_()
-    assert torch.equal(torch.autograd.grad(call(linear_attention, args)["out"].square().sum(), args[only])[0], want)
+    assert torch.equal(
+        torch.autograd.grad(call(linear_attention, args)["out"].square().sum(), args[only])[0], want
+    )
 
 
 @pytest.mark.parametrize("spread", [1.0, 3.0, -2.0])
@@ -164,7 +199,13 @@ def test_packed_sequences_equal_each_alone():
     args = inputs(sum(lengths), 16, 16, 2, 1, "softmax_pm", "token", False, batch=1)
     features = torch.randn(len(lengths), 2, 32, 16)
     args |= {"kv": features, "z": features.abs().sum(-1)}
-    check(lambda x, o: call(linear_attention, x, cu_seqlens=cu), lambda x, o: call(packed, x, cu=cu), args, {}, torch.float32)
+    check(
+        lambda x, o: call(linear_attention, x, cu_seqlens=cu),
+        lambda x, o: call(packed, x, cu=cu),
+        args,
+        {},
+        torch.float32,
+    )
 
 
 def packed(cu, return_state, **args):
@@ -195,10 +236,17 @@ def test_what_comes_after_a_huge_decay_is_as_if_nothing_had_come_before(huge):
     given = {n: x.requires_grad_() for n, x in args.items()}
     out = linear_attention(**given)[:, 25:]
     exact = {n: x.detach().double().requires_grad_() for n, x in after.items()}
-    exact["log_decay"] = torch.cat([torch.zeros_like(exact["log_decay"][:, :1]), exact["log_decay"][:, 1:]], 1).detach().requires_grad_()
+    exact["log_decay"] = (
+        torch.cat([torch.zeros_like(exact["log_decay"][:, :1]), exact["log_decay"][:, 1:]], 1)
+        .detach()
+        .requires_grad_()
+    )
     want = linear_attention_quadratic(**exact)
     assert relative(out, want) < 2e-5
-    grads = zip(*(torch.autograd.grad(y.square().sum(), x.values()) for y, x in ((out, given), (want, exact))), strict=True)
+    grads = zip(
+        *(torch.autograd.grad(y.square().sum(), x.values()) for y, x in ((out, given), (want, exact))),
+        strict=True,
+    )
     for n, (g, w) in zip(args, grads, strict=True):
         rows = slice(-14, None) if n in ("q", "k", "v", "log_decay") else slice(None)
         assert relative(*(x[:, rows] if n in ("q", "k", "v", "log_decay") else x for x in (g, w))) < 1e-4, n
@@ -214,7 +262,8 @@ def test_the_same_input_twice_gives_the_same_bits():
 
 @pytest.mark.parametrize("cu", [None, [0, 0, 1500, 2600]])
 def test_a_gates_gradient_is_summed_from_the_end_of_its_sequence(cu):
-    batch, length, heads = (2, 1300, 3) if cu is None else (1, 2600, 3)  # longer than what a program sums at a time
+    # longer than what a program sums at a time
+    batch, length, heads = (2, 1300, 3) if cu is None else (1, 2600, 3)
     cu = None if cu is None else torch.tensor(cu, device=DEVICE)
     q = torch.zeros(batch, length, heads, 16, device=DEVICE)
     walk = linear_attention_triton.Walk.over(q, q, None, "none", cu, gated=True)

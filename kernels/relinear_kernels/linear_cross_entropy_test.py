@@ -16,7 +16,10 @@ def test_pieces_have_the_loss_and_gradients_of_whole_logits(rows, trained, monke
     from relinear_kernels import linear_cross_entropy_triton
 
     monkeypatch.setattr(linear_cross_entropy_triton, "PIECE", 5)
-    x, weight = (torch.randn(n, 16, device=testing.DEVICE).requires_grad_(need) for n, need in zip((rows, 40), trained, strict=True))
+    x, weight = (
+        torch.randn(n, 16, device=testing.DEVICE).requires_grad_(need)
+        for n, need in zip((rows, 40), trained, strict=True)
+    )
     labels = torch.randint(40, (rows,), device=testing.DEVICE)
     labels[3] = -100
     loss = linear_cross_entropy(x, weight, labels)

@@ -1,4 +1,5 @@
-"""Denominators: outputs do not depend on the scale of the features, and every row's weights sum to 1 where there is anything to divide by."""
+"""Denominators: outputs do not depend on the scale of the features, and every row's weights sum to 1 where
+there is anything to divide by."""
 
 import pytest
 import torch
@@ -67,7 +68,12 @@ def test_nor_do_they_one_token_at_a_time(monkeypatch, form, scale, op, gated):
     whole, state, out = op(**args, feature="none"), None, []
     for t in range(T):
         given = {n: x[:, t : t + 1] for n, x in args.items()}
-        y, state = op(**given | {n: scale * given[n] for n in "qk"}, feature="none", initial_state=state, return_state=True)
+        y, state = op(
+            **given | {n: scale * given[n] for n in "qk"},
+            feature="none",
+            initial_state=state,
+            return_state=True,
+        )
         out.append(y)
     assert relative(torch.cat(out, 1), whole) < TOLERANCE[whole.dtype]
 
@@ -92,7 +98,8 @@ def test_all_forms_that_are_not_causal_keep_the_scale_out_too():
 
 @pytest.mark.parametrize("op", [linear_attention, gated_linear_attention, hybrid_attention])
 def test_the_first_token_is_its_own_value_however_sharp_its_features_are(path, op):
-    """A trained map's query and key may have their large features apart: their product is then near the floor of softmax_pm, 1e-12."""
+    """A trained map's query and key may have their large features apart: their product is then near the floor
+    of softmax_pm, 1e-12."""
     dtype = dtype_of(path)
     q, k = torch.zeros(2, 1, 1, 1, D, device=DEVICE, dtype=dtype).unbind()
     q[..., 0], k[..., 1] = 40.0, 40.0
@@ -106,7 +113,8 @@ def test_the_first_token_is_its_own_value_however_sharp_its_features_are(path, o
 
 
 def test_a_signed_sum_of_weights_divides_as_it_is(path):
-    """SUPRA's ablation: turned features have products of both signs, and so have their sums. Weights still sum to 1, and no two forms differ."""
+    """SUPRA's ablation: turned features have products of both signs, and so have their sums. Weights still
+    sum to 1, and no two forms differ."""
     args = {n: x.detach() for n, x in numbers(torch.float64).items()}
     args["q"] = args["q"] * torch.where(torch.arange(D, device=DEVICE) < 6, 1.0, -1.0)
     weights = linear_attention_weights(args["q"], args["k"], feature="none")

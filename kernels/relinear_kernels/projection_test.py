@@ -1,4 +1,5 @@
-"""The gradients of a feature map's projection against their definition in float64: on a GPU where there is one, else in the interpreter."""
+"""The gradients of a feature map's projection against their definition in float64: on a GPU where there is
+one, else in the interpreter."""
 
 import pytest
 import torch
@@ -16,7 +17,14 @@ BOTH = (True, True, False)
 def side(rows, heads, groups, dim, width, parts, dtype, wanted=BOTH, onto=False):
     r = lambda *s: torch.randn(*s).to(DEVICE, dtype)  # noqa: E731
     x = r(2, rows, groups, dim)
-    return Side(r(parts, 2, rows, heads, width), x, r(heads, dim, width), None, wanted, torch.randn_like(x) if onto else None)
+    return Side(
+        r(parts, 2, rows, heads, width),
+        x,
+        r(heads, dim, width),
+        None,
+        wanted,
+        torch.randn_like(x) if onto else None,
+    )
 
 
 def definition(s: Side):
@@ -43,9 +51,19 @@ def launches(monkeypatch):
 
 # 700 rows are cut in two shares, neither a multiple of a block.
 @pytest.mark.parametrize("dtype", (torch.float16, *DTYPES), ids=str)
-@pytest.mark.parametrize("rows, heads, dim, width, parts, onto", [(350, 2, 32, 16, 2, False), (33, 3, 64, 32, 1, True), (65, 1, 128, 64, 2, True),
-                                                                  (1, 2, 16, 16, 2, False), (64, 1, 16, 128, 1, False)])  # fmt: skip
-def test_both_gradients_of_one_reading_equal_the_definition(rows, heads, dim, width, parts, onto, dtype, monkeypatch):
+@pytest.mark.parametrize(
+    "rows, heads, dim, width, parts, onto",
+    [
+        (350, 2, 32, 16, 2, False),
+        (33, 3, 64, 32, 1, True),
+        (65, 1, 128, 64, 2, True),
+        (1, 2, 16, 16, 2, False),
+        (64, 1, 16, 128, 1, False),
+    ],
+)
+def test_both_gradients_of_one_reading_equal_the_definition(
+    rows, heads, dim, width, parts, onto, dtype, monkeypatch
+):
     found = launches(monkeypatch)
     sides = [side(n, heads, heads, dim, width, parts, dtype, onto=onto) for n in (rows, rows + 1)]
     want = [definition(s) for s in sides]  # before the tensors that they are added to are written

@@ -6,7 +6,10 @@ from torch import Tensor
 
 
 def rotary(
-    q: Float[Tensor, "B T H D"], k: Float[Tensor, "B T Hkv D"], cos: Float[Tensor, "B T D"], sin: Float[Tensor, "B T D"]
+    q: Float[Tensor, "B T H D"],
+    k: Float[Tensor, "B T Hkv D"],
+    cos: Float[Tensor, "B T D"],
+    sin: Float[Tensor, "B T D"],
 ) -> tuple[Float[Tensor, "B T H D"], Float[Tensor, "B T Hkv D"]]:
     """q and k turned by the angles of their positions, in the half-split layout of Llama (Su et al. 2021)."""
     return _turned(q, cos, sin), _turned(k, cos, sin)

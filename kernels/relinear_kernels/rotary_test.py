@@ -1,4 +1,5 @@
-"""The fused rotary embedding against its definition in float64: on a GPU where there is one, else in Triton's interpreter."""
+"""The fused rotary embedding against its definition in float64: on a GPU where there is one, else in Triton's
+interpreter."""
 
 import pytest
 import torch
@@ -24,7 +25,14 @@ def pair(f):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("batch", "length", "heads", "groups", "dim"),
-    [(2, 1, 1, 1, 16), (3, 33, 3, 1, 32), (2, 70, 4, 4, 64), (1, 40, 6, 2, 128), (2, 5, 2, 1, 96), (1, 5, 2, 1, 256)],
+    [
+        (2, 1, 1, 1, 16),
+        (3, 33, 3, 1, 32),
+        (2, 70, 4, 4, 64),
+        (1, 40, 6, 2, 128),
+        (2, 5, 2, 1, 96),
+        (1, 5, 2, 1, 256),
+    ],
 )
 @pytest.mark.parametrize("shared", [True, False])
 def test_fused_equals_definition(batch, length, heads, groups, dim, shared, dtype, monkeypatch):
@@ -44,12 +52,17 @@ def test_it_is_llama_s():
 
 
 def test_inputs_of_any_strides_and_one_side_s_gradient():
-    args = {"q": torch.randn(2, 4, 9, 32).transpose(1, 2), "k": torch.randn(2, 9, 32, 2).transpose(2, 3)} | angles(1, 9, 32)
+    args = {
+        "q": torch.randn(2, 4, 9, 32).transpose(1, 2),
+        "k": torch.randn(2, 9, 32, 2).transpose(2, 3),
+    } | angles(1, 9, 32)
     args = {n: x.to(DEVICE) for n, x in args.items()}
     assert relative(rotary(**args)[1], definition(**args)[1]) < 1e-6
     args["q"].requires_grad_()
     weigh = torch.randn_like(args["q"])
-    got, want = (torch.autograd.grad((f(**args)[0] * weigh).sum(), args["q"])[0] for f in (rotary, definition))
+    got, want = (
+        torch.autograd.grad((f(**args)[0] * weigh).sum(), args["q"])[0] for f in (rotary, definition)
+    )
     assert relative(got, want) < 1e-6
 
 
@@ -58,7 +71,9 @@ def test_what_the_kernel_does_not_support_is_named():
     args = {n: x.to(DEVICE) for n, x in args.items()}
     with pytest.raises(ValueError, match="even head width, q's that of k; got 16 and 8"):
         rotary(**args | {"k": args["k"][..., :8]})
-    with pytest.raises(ValueError, match=r"cos and sin must be \[B=2 or 1, T=4, D=16\]; got \[1, 3, 16\] and \[1, 4, 16\]"):
+    with pytest.raises(
+        ValueError, match=r"cos and sin must be \[B=2 or 1, T=4, D=16\]; got \[1, 3, 16\] and \[1, 4, 16\]"
+    ):
         rotary(**args | {"cos": args["cos"][:, :3]})
     with pytest.raises(ValueError, match="takes the dtypes .*torch.float64"):
         rotary(**args | {"q": args["q"].double()})

@@ -6,7 +6,8 @@
 with a and b the two halves of a head.
 
     one head     | a: D/2 columns | b: D/2 columns |       a program: ROWS tokens of one head of q or k;
-    ROWS tokens  |     a_0 ..     |     b_0 ..     |       columns j and j + D/2 turn as a pair by the token's angle
+    ROWS tokens  |     a_0 ..     |     b_0 ..     |       columns j and j + D/2 turn as a pair by the token's
+    angle
 """
 
 import torch
@@ -21,10 +22,24 @@ ROWS = 32  # tokens of a program, which has one head of them
 
 @triton.jit(do_not_specialize=["T", "N"])
 def _turn(
-    q, k, cos, sin, out_q, out_k, T, N, step,
-    H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, BACK: tl.constexpr, BT: tl.constexpr,
-):  # fmt: skip
-    """Turn the heads of q and k. A program has head `program_id(1)`, q's first and then k's, of one block of the N tokens.
+    q,
+    k,
+    cos,
+    sin,
+    out_q,
+    out_k,
+    T,
+    N,
+    step,
+    H: tl.constexpr,
+    G: tl.constexpr,
+    D: tl.constexpr,
+    HALF: tl.constexpr,
+    BACK: tl.constexpr,
+    BT: tl.constexpr,
+):
+    """Turn the heads of q and k. A program has head `program_id(1)`, q's first and then k's, of one block of
+    the N tokens.
 
     `step` is the distance from one sequence's angles to the next one's, 0 where all share them.
     """
@@ -59,8 +74,17 @@ def _launch(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, back: bool) -> tuple
     out_q, out_k = torch.empty_like(q), torch.empty_like(k)
     batch, length, heads, dim = q.shape
     tokens, groups = batch * length, k.shape[2]
-    shape = {"H": heads, "G": groups, "D": dim, "HALF": triton.next_power_of_2(dim // 2), "BACK": back, "BT": ROWS}
-    _turn[cdiv(tokens, ROWS), heads + groups](q, k, cos, sin, out_q, out_k, length, tokens, length if cos.shape[0] > 1 else 0, **shape)
+    shape = {
+        "H": heads,
+        "G": groups,
+        "D": dim,
+        "HALF": triton.next_power_of_2(dim // 2),
+        "BACK": back,
+        "BT": ROWS,
+    }
+    _turn[cdiv(tokens, ROWS), heads + groups](
+        q, k, cos, sin, out_q, out_k, length, tokens, length if cos.shape[0] > 1 else 0, **shape
+    )
     return out_q, out_k
 
 
@@ -76,10 +100,19 @@ class _Rotary(torch.autograd.Function):
 
 
 def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """`relinear_kernels.rotary` by the kernel of this module. Raises ValueError for shapes that do not fit together."""
+    """`relinear_kernels.rotary` by the kernel of this module. Raises ValueError for shapes that do not fit
+    together."""
     batch, length, _, dim = q.shape
     if dim % 2 or k.shape[-1] != dim:
-        raise ValueError(f"rotary turns pairs: it takes an even head width, q's that of k; got {dim} and {k.shape[-1]}")
-    if any(x.shape not in ((batch, length, dim), (1, length, dim)) for x in (cos, sin)) or cos.shape != sin.shape:
-        raise ValueError(f"cos and sin must be [B={batch} or 1, T={length}, D={dim}]; got {list(cos.shape)} and {list(sin.shape)}")
+        raise ValueError(
+            f"rotary turns pairs: it takes an even head width, q's that of k; got {dim} and {k.shape[-1]}"
+        )
+    if (
+        any(x.shape not in ((batch, length, dim), (1, length, dim)) for x in (cos, sin))
+        or cos.shape != sin.shape
+    ):
+        raise ValueError(
+            f"cos and sin must be [B={batch} or 1, T={length}, D={dim}]; got {list(cos.shape)} and"
+            f" {list(sin.shape)}"
+        )
     return _Rotary.apply(q, k, cos.contiguous(), sin.contiguous())

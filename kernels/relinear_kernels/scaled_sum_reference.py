@@ -5,7 +5,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 
-def scaled_sum(x: Float[Tensor, "B T H D"], y: Float[Tensor, "B T H D"], scale: Float[Tensor, " H"]) -> Float[Tensor, "B T H D"]:
+def scaled_sum(
+    x: Float[Tensor, "B T H D"], y: Float[Tensor, "B T H D"], scale: Float[Tensor, " H"]
+) -> Float[Tensor, "B T H D"]:
     """x + scale y, added in at least float32, in y's dtype."""
     wide = torch.promote_types(scale.dtype, torch.float32)
     return (x + scale.to(wide)[:, None] * y).to(y.dtype)

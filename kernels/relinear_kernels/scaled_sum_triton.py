@@ -1,8 +1,10 @@
-"""x + scale y of every head in one launch; backwards, in one as well, dy = scale dO and dscale = sum over rows of dO . y. dx is dO.
+"""x + scale y of every head in one launch; backwards, in one as well, dy = scale dO and dscale = sum over
+rows of dO . y. dx is dO.
 
     x, y [N tokens, D] of one head
     | BT rows | BT rows | BT rows | BT rows | ..     forward: a program is one block of one head
-    |<---- per blocks ---->|<---- per blocks ---->|  backward: a program is `per` blocks of one head: their dy, and one share of dscale
+    |<---- per blocks ---->|<---- per blocks ---->|  backward: a program is `per` blocks of one head: their
+    dy, and one share of dscale
 
 The shares `[programs, H]` are summed by torch.
 """
@@ -29,8 +31,11 @@ def _scaled_sum(x, y, scale, out, N, H: tl.constexpr, D: tl.constexpr, WIDTH: tl
 
 
 @triton.jit(do_not_specialize=["N", "per"])
-def _scaled_sum_gradients(do, y, scale, dy, dscale, N, per, H: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, BT: tl.constexpr):
-    """Write dy, and each program's share of dscale `[programs, H]`. A program has one head of `per` blocks of tokens."""
+def _scaled_sum_gradients(
+    do, y, scale, dy, dscale, N, per, H: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, BT: tl.constexpr
+):
+    """Write dy, and each program's share of dscale `[programs, H]`. A program has one head of `per` blocks of
+    tokens."""
     head = tl.program_id(1)
     factor = tl.load(scale + head).to(tl.float32)
     acc = tl.zeros([BT], tl.float32)
@@ -47,7 +52,9 @@ def _block(first, N, head, H: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr
     """Return where BT tokens of a head lie in memory, and which of these places exist."""
     rows = first + tl.arange(0, BT)
     cols = tl.arange(0, WIDTH)
-    return (rows.to(tl.int64) * H + head)[:, None] * D + cols[None, :], (rows < N)[:, None] & (cols < D)[None, :]
+    return (rows.to(tl.int64) * H + head)[:, None] * D + cols[None, :], (rows < N)[:, None] & (cols < D)[
+        None, :
+    ]
 
 
 class _ScaledSum(torch.autograd.Function):
@@ -56,7 +63,9 @@ class _ScaledSum(torch.autograd.Function):
         ctx.save_for_backward(y, scale)
         out = torch.empty_like(y)
         tokens, heads, dim = y[..., 0, 0].numel(), *y.shape[2:]
-        _scaled_sum[cdiv(tokens, ROWS), heads](x, y, scale, out, tokens, H=heads, D=dim, WIDTH=triton.next_power_of_2(dim), BT=ROWS)
+        _scaled_sum[cdiv(tokens, ROWS), heads](
+            x, y, scale, out, tokens, H=heads, D=dim, WIDTH=triton.next_power_of_2(dim), BT=ROWS
+        )
         return out
 
     @staticmethod
@@ -73,7 +82,11 @@ class _ScaledSum(torch.autograd.Function):
 
 
 def scaled_sum(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
-    """`relinear_kernels.scaled_sum` by the kernels of this module. Raises ValueError for shapes that do not fit together."""
+    """`relinear_kernels.scaled_sum` by the kernels of this module. Raises ValueError for shapes that do not
+    fit together."""
     if x.shape != y.shape or x.ndim != 4 or scale.shape != x.shape[2:3]:
-        raise ValueError(f"x and y must be of one shape [B, T, H, D], scale [H]; got {list(x.shape)}, {list(y.shape)}, {list(scale.shape)}")
+        raise ValueError(
+            f"x and y must be of one shape [B, T, H, D], scale [H]; got {list(x.shape)}, {list(y.shape)},"
+            f" {list(scale.shape)}"
+        )
     return _ScaledSum.apply(x.to(y.dtype).contiguous(), y.contiguous(), scale.contiguous())

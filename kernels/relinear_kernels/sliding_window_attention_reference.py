@@ -1,4 +1,5 @@
-"""Causal softmax attention over the last `window` positions and the first `meta` positions: definition, blocked form, state.
+"""Causal softmax attention over the last `window` positions and the first `meta` positions: definition,
+blocked form, state.
 
 Lizard Section 3.1 (sliding window attention with meta memory); Beltagy et al. 2020 without meta tokens.
 """
@@ -13,10 +14,12 @@ from relinear_kernels.linear_attention_reference import _accumulate, blocks
 
 
 class WindowState(NamedTuple):
-    """The last R keys and values of a prefix, and its first `meta` ones. Sizes never change; masks say what is filled.
+    """The last R keys and values of a prefix, and its first `meta` ones. Sizes never change; masks say what
+    is filled.
 
-    The keys lie in a ring of R + 1 places: the oldest at `first`, newer ones behind it, and the place before it is free, so that a token
-    can put its key there while the heads that share the ring still read all others. Nothing moves.
+    The keys lie in a ring of R + 1 places: the oldest at `first`, newer ones behind it, and the place before
+    it is free, so that a token can put its key there while the heads that share the ring still read all
+    others. Nothing moves.
     """
 
     k: Float[Tensor, "B R+1 Hkv D"]
@@ -33,7 +36,15 @@ def window_state(batch, keys, groups, dim, *, meta=0, device=None, dtype=torch.f
     zeros = lambda n: torch.zeros(batch, n, groups, dim, device=device, dtype=dtype)  # noqa: E731
     mask = torch.zeros(batch, keys + 1, device=device, dtype=torch.bool)
     first = torch.zeros(batch, device=device, dtype=torch.int32)
-    return WindowState(zeros(keys + 1), zeros(keys + 1), mask, first, zeros(meta), zeros(meta), torch.full((batch, meta), -1, device=device))
+    return WindowState(
+        zeros(keys + 1),
+        zeros(keys + 1),
+        mask,
+        first,
+        zeros(meta),
+        zeros(meta),
+        torch.full((batch, meta), -1, device=device),
+    )
 
 
 def in_order(state: WindowState) -> tuple[Tensor, Tensor, Tensor]:
@@ -44,41 +55,57 @@ def in_order(state: WindowState) -> tuple[Tensor, Tensor, Tensor]:
     return state.k[sequence, order], state.v[sequence, order], state.mask[sequence, order]
 
 
-def extend(state: WindowState, k: Tensor, v: Tensor, key_mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor, WindowState]:
+def extend(
+    state: WindowState, k: Tensor, v: Tensor, key_mask: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, WindowState]:
     """Keys, values and mask ``[B, R + T, ...]`` as a piece sees them, and the state after the piece."""
     batch, length = k.shape[:2]
     new = key_mask if key_mask is not None else torch.ones(batch, length, dtype=torch.bool, device=k.device)
     old_k, old_v, old_mask = in_order(state)
-    keys, values, mask = torch.cat([old_k.to(k.dtype), k], 1), torch.cat([old_v.to(v.dtype), v], 1), torch.cat([old_mask, new], 1)
+    keys, values, mask = (
+        torch.cat([old_k.to(k.dtype), k], 1),
+        torch.cat([old_v.to(v.dtype), v], 1),
+        torch.cat([old_mask, new], 1),
+    )
     meta = state.meta_age.shape[1]
     meta_k, meta_v, age = state.meta_k, state.meta_v, state.meta_age
     if meta:
-        # The first real tokens of each sequence, wherever padding put them: token number r of this piece fills slot seen + r.
+        # The first real tokens of each sequence, wherever padding put them: token number r of this piece
+        # fills slot seen + r.
         seen = (age >= 0).sum(1)
         age = torch.where(age >= 0, age + length, age)
-        slot = torch.where(new, seen[:, None] + new.cumsum(1) - 1, torch.full_like(new, meta, dtype=torch.long)).clamp(max=meta)
+        slot = torch.where(
+            new, seen[:, None] + new.cumsum(1) - 1, torch.full_like(new, meta, dtype=torch.long)
+        ).clamp(max=meta)
         onto = torch.nn.functional.one_hot(slot, meta + 1)[..., :meta]  # [B, T, M]
         filled = onto.any(1)
         pick = onto.to(k.dtype)
-        put = lambda old, x: torch.where(filled[..., None, None], torch.einsum("btm,bthd->bmhd", pick, x), old.to(x.dtype))  # noqa: E731
+        put = lambda old, x: torch.where(  # noqa: E731
+            filled[..., None, None], torch.einsum("btm,bthd->bmhd", pick, x), old.to(x.dtype)
+        )  # noqa: E731
         meta_k, meta_v = put(meta_k, k), put(meta_v, v)
         since = torch.arange(length - 1, -1, -1, device=k.device)
         age = torch.where(filled, (onto * since[None, :, None]).sum(1), age)
     dtype = state.k.dtype
     ring = lambda x: nn.functional.pad(x[:, length:].to(dtype), (0, 0, 0, 0, 0, 1))  # noqa: E731
     seen = nn.functional.pad(mask[:, length:], (0, 1))
-    after = WindowState(ring(keys), ring(values), seen, torch.zeros_like(state.first), meta_k.to(dtype), meta_v.to(dtype), age)
+    after = WindowState(
+        ring(keys), ring(values), seen, torch.zeros_like(state.first), meta_k.to(dtype), meta_v.to(dtype), age
+    )
     return keys, values, mask, after
 
 
 def begin(state: WindowState, k: Tensor, v: Tensor) -> WindowState:
-    """The state after an unpadded piece that nothing precedes: `extend`'s, from the empty `state`, without a copy of all keys."""
+    """The state after an unpadded piece that nothing precedes: `extend`'s, from the empty `state`, without a
+    copy of all keys."""
     length, held, meta = k.shape[1], state.k.shape[1] - 1, min(state.meta_age.shape[1], k.shape[1])
     tail = slice(max(length - held, 0), length)
     *_, after = extend(state._replace(meta_age=state.meta_age[:, :0]), k[:, tail], v[:, tail], None)
     put = lambda old, x: torch.cat([x[:, :meta].to(old.dtype), old[:, meta:]], 1)  # noqa: E731
     age = torch.arange(length - 1, length - 1 - meta, -1, device=k.device).expand(k.shape[0], -1)
-    return after._replace(meta_k=put(state.meta_k, k), meta_v=put(state.meta_v, v), meta_age=put(state.meta_age, age))
+    return after._replace(
+        meta_k=put(state.meta_k, k), meta_v=put(state.meta_v, v), meta_age=put(state.meta_age, age)
+    )
 
 
 def _blocks(length: int, window: int) -> tuple[int, int, int]:
@@ -87,25 +114,35 @@ def _blocks(length: int, window: int) -> tuple[int, int, int]:
 
 
 def _near(mask: Tensor, c: int, window: int, pad: int) -> Tensor:
-    """Which keys of its block's reach each query sees ``[B, N, C, C + w - 1]``: its own window, where it is real."""
-    offset = torch.arange(c + window - 1, device=mask.device)[None] - torch.arange(c, device=mask.device)[:, None]
+    """Which keys of its block's reach each query sees ``[B, N, C, C + w - 1]``: its own window, where it is
+    real."""
+    offset = (
+        torch.arange(c + window - 1, device=mask.device)[None] - torch.arange(c, device=mask.device)[:, None]
+    )
     near = (offset >= 0) & (offset < window)
     return near & nn.functional.pad(mask, (0, pad)).unfold(1, c + window - 1, c)[:, :, None]
 
 
 def window_scores(q, keys, mask, window: int, scale: float) -> tuple[Tensor, int, int]:
-    """Scores of each query against its own window, blocked: ``[B, Hkv, G, N, C, C + w - 1]``, -inf where not seen; (.., N, C).
+    """Scores of each query against its own window, blocked: ``[B, Hkv, G, N, C, C + w - 1]``, -inf where not
+    seen; (.., N, C).
 
     `keys` ends with the queries' own positions and starts window - 1 positions before the first query.
     """
     batch, length, heads, dim = q.shape
     groups = keys.shape[2]
     c, n, pad = _blocks(length, window)
-    q = nn.functional.pad(q * scale, (0, 0, 0, 0, 0, pad)).view(batch, n, c, groups, heads // groups, dim).permute(0, 3, 4, 1, 2, 5)
+    q = (
+        nn.functional.pad(q * scale, (0, 0, 0, 0, 0, pad))
+        .view(batch, n, c, groups, heads // groups, dim)
+        .permute(0, 3, 4, 1, 2, 5)
+    )
     k = window_blocks(nn.functional.pad(keys, (0, 0, 0, 0, 0, pad)), c, window)  # [B, N, Hkv, D, C + w - 1]
     scores = q @ k.permute(0, 2, 1, 3, 4).unsqueeze(2)
     # Added as a mask of -inf; filling in takes ten times as long on a CPU.
-    unseen = torch.zeros((), device=q.device, dtype=q.dtype).masked_fill(~_near(mask, c, window, pad), -torch.inf)
+    unseen = torch.zeros((), device=q.device, dtype=q.dtype).masked_fill(
+        ~_near(mask, c, window, pad), -torch.inf
+    )
     return scores + unseen[:, None, None], n, c
 
 
@@ -137,8 +174,11 @@ def _visible(length: int, window: int, meta: int, key_mask, device) -> Tensor:
     return (seen | (first[:, None] & (distance >= 0)[None])) & real[:, None]
 
 
-def sliding_window_weights(q, k, *, window: int, meta: int = 0, scale: float | None = None, key_mask=None) -> Float[Tensor, "B H T T"]:
-    """The T x T matrix of window attention, row = query. The definition; quadratic in T. A row that sees nothing is zero."""
+def sliding_window_weights(
+    q, k, *, window: int, meta: int = 0, scale: float | None = None, key_mask=None
+) -> Float[Tensor, "B H T T"]:
+    """The T x T matrix of window attention, row = query. The definition; quadratic in T. A row that sees
+    nothing is zero."""
     q, k = _accumulate(q), _accumulate(k)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     scores = torch.einsum("bthd,bihd->bhti", q, k.repeat_interleave(q.shape[2] // k.shape[2], 2)) * scale
@@ -149,7 +189,9 @@ def sliding_window_weights(q, k, *, window: int, meta: int = 0, scale: float | N
 def sliding_window_quadratic(q, k, v, **kwargs) -> Float[Tensor, "B T H D"]:
     """`sliding_window_weights` times v."""
     a = sliding_window_weights(q, k, **kwargs)
-    return torch.einsum("bhti,bihd->bthd", a, _accumulate(v).repeat_interleave(q.shape[2] // v.shape[2], 2)).to(v.dtype)
+    return torch.einsum(
+        "bhti,bihd->bthd", a, _accumulate(v).repeat_interleave(q.shape[2] // v.shape[2], 2)
+    ).to(v.dtype)
 
 
 def sliding_window_attention(
@@ -164,10 +206,12 @@ def sliding_window_attention(
     initial_state: WindowState | None = None,
     return_state: bool = False,
 ):
-    """Softmax over the union of the last `window` positions (the query's own included) and the first `meta` real positions.
+    """Softmax over the union of the last `window` positions (the query's own included) and the first `meta`
+    real positions.
 
-    Linear in T: blocks of at least `window` queries against their own window. Padding (`key_mask` False) is never seen.
-    Returns ``[B, T, H, D]`` in v's dtype, and the `WindowState` (window - 1 keys) after the piece if `return_state`.
+    Linear in T: blocks of at least `window` queries against their own window. Padding (`key_mask` False) is
+    never seen. Returns ``[B, T, H, D]`` in v's dtype, and the `WindowState` (window - 1 keys) after the piece
+    if `return_state`.
     """
     if window < 1:
         raise ValueError(f"window must be at least 1; got {window}")
@@ -175,25 +219,38 @@ def sliding_window_attention(
     groups, dtype = k.shape[2], v.dtype
     q, k = q.to(dtype), k.to(dtype)
     held = torch.promote_types(dtype, torch.float32)  # the dtype of every state
-    state = initial_state or window_state(batch, window - 1, groups, dim, meta=meta, device=q.device, dtype=held)
+    state = initial_state or window_state(
+        batch, window - 1, groups, dim, meta=meta, device=q.device, dtype=held
+    )
     keys, values, mask, after = extend(state, k, v, key_mask)
     c, n, pad = _blocks(length, window)
     seen = _near(mask, c, window, pad)  # [B, N, C, C + w - 1]
     q = nn.functional.pad(q, (0, 0, 0, 0, 0, pad)).view(batch, n, c, heads, dim)
-    keys, values = (window_blocks(nn.functional.pad(x, (0, 0, 0, 0, 0, pad)), c, window).permute(0, 1, 2, 4, 3) for x in (keys, values))
+    keys, values = (
+        window_blocks(nn.functional.pad(x, (0, 0, 0, 0, 0, pad)), c, window).permute(0, 1, 2, 4, 3)
+        for x in (keys, values)
+    )
     if meta:
-        # The meta keys stand in front of every block's own; those still inside the window are seen there, once.
+        # The meta keys stand in front of every block's own; those still inside the window are seen there,
+        # once.
         age = after.meta_age - (length - 1)  # position of the first query minus that of the meta key
         distance = age[:, None] + torch.arange(n * c, device=q.device)[None, :, None]
         beyond = (after.meta_age[:, None] >= 0) & (distance >= window)
         seen = torch.cat([beyond.view(batch, n, c, meta), seen], -1)
-        front = lambda m, x: torch.cat([m.to(dtype).transpose(1, 2).unsqueeze(1).expand(batch, n, groups, meta, dim), x], 3)  # noqa: E731
+        front = lambda m, x: torch.cat(  # noqa: E731
+            [m.to(dtype).transpose(1, 2).unsqueeze(1).expand(batch, n, groups, meta, dim), x], 3
+        )  # noqa: E731
         keys, values = front(after.meta_k, keys), front(after.meta_v, values)
-    nothing = ~seen.any(-1, keepdim=True)  # a row at padding sees nothing: it is given keys, against a division by zero, and zeroed later
+    # a row at padding sees nothing: it is given keys, against a division by zero, and zeroed later
+    nothing = ~seen.any(-1, keepdim=True)
     out = nn.functional.scaled_dot_product_attention(
-        q.transpose(2, 3).flatten(0, 1), keys.flatten(0, 1), values.flatten(0, 1), attn_mask=(seen | nothing).flatten(0, 1)[:, None],
-        scale=dim**-0.5 if scale is None else scale, enable_gqa=True,
-    )  # fmt: skip
+        q.transpose(2, 3).flatten(0, 1),
+        keys.flatten(0, 1),
+        values.flatten(0, 1),
+        attn_mask=(seen | nothing).flatten(0, 1)[:, None],
+        scale=dim**-0.5 if scale is None else scale,
+        enable_gqa=True,
+    )
     out = out.view(batch, n, heads, c, dim).transpose(2, 3).masked_fill(nothing[..., None], 0.0)
     out = out.reshape(batch, n * c, heads, dim)[:, :length]
     return (out, after) if return_state else out

@@ -1,4 +1,5 @@
-"""The fused window attention against its blocked torch form in float64: on a GPU where there is one, else in Triton's interpreter."""
+"""The fused window attention against its blocked torch form in float64: on a GPU where there is one, else in
+Triton's interpreter."""
 
 import pytest
 import torch
@@ -40,7 +41,13 @@ def test_fused_equals_definition(case, dtype):
     mask = torch.arange(length).expand(B, -1) >= torch.tensor([[0], [length // 3]]) if masked else None
     options = {"window": window, "meta": meta, "key_mask": mask}
     args = inputs(length, dim, heads, groups)
-    check(lambda x, o: {"out": sliding_window_attention(**x, **o)}, lambda x, o: {"out": blocked(**x, **o)}, args, options, dtype)
+    check(
+        lambda x, o: {"out": sliding_window_attention(**x, **o)},
+        lambda x, o: {"out": blocked(**x, **o)},
+        args,
+        options,
+        dtype,
+    )
 
 
 @pytest.mark.parametrize("cuts", [(40, 1, 29), (3, 64, 3)])
@@ -50,7 +57,9 @@ def test_pieces_equal_the_whole(cuts):
     options, state, out, at = {"window": 16, "meta": 4}, None, [], 0
     for c in cuts:
         piece = {n: x[:, at : at + c] for n, x in args.items()}
-        y, state = sliding_window_attention(**piece, key_mask=mask[:, at : at + c], initial_state=state, return_state=True, **options)
+        y, state = sliding_window_attention(
+            **piece, key_mask=mask[:, at : at + c], initial_state=state, return_state=True, **options
+        )
         out.append(y)
         at += c
     whole = sliding_window_attention(**args, key_mask=mask, **options)

@@ -1,15 +1,18 @@
-"""Sliding-window attention with meta keys in Triton: FlashAttention's recurrence over the blocks a window touches.
+"""Sliding-window attention with meta keys in Triton: FlashAttention's recurrence over the blocks a window
+touches.
 
               meta | keys: BC columns a step
-    queries   . .  | # # # # . . . .      #  seen: the last `window` positions (here 4), the query's own included
-    (BT rows  m .  | . # # # # . . .      m  a meta key (here the first 2), seen where the window does not reach it
-    of one    m m  | . . # # # # . .      .  not seen; blocks of these alone are never read
+    queries   . .  | # # # # . . . .      #  seen: the last `window` positions (here 4), the query's own
+    included (BT rows  m .  | . # # # # . . .      m  a meta key (here the first 2), seen where the window
+    does not reach it of one    m m  | . . # # # # . .      .  not seen; blocks of these alone are never read
     program)  m m  | . . . # # # # .
 
-A program of `_forward` or `_queries` owns BT rows and walks the columns; one of `_keys` owns BT columns and walks the rows that see them.
+A program of `_forward` or `_queries` owns BT rows and walks the columns; one of `_keys` owns BT columns and
+walks the rows that see them.
 
-Queries t of a piece sit at position t + offset of the keys (offset = keys before the piece). Meta keys come apart, `[B, M, Hkv, D]`
-with their position relative to the piece's first query, and are seen where the window does not reach them.
+Queries t of a piece sit at position t + offset of the keys (offset = keys before the piece). Meta keys come
+apart, `[B, M, Hkv, D]` with their position relative to the piece's first query, and are seen where the window
+does not reach them.
 """
 
 from typing import NamedTuple
@@ -30,7 +33,8 @@ ABSENT = 2**30  # the position of a meta key that is not there yet: no query is 
 class Config(NamedTuple):
     """The sizes of a kernel's walk over its blocks.
 
-    With 128 registers a thread four programs fit a multiprocessor. Though they spill, they wait less than two programs that do not.
+    With 128 registers a thread four programs fit a multiprocessor. Though they spill, they wait less than two
+    programs that do not.
     """
 
     rows: int  # rows of a block that is walked
@@ -60,9 +64,11 @@ def _forward(
     q, k, v, mask, mk, mv, pos, o, lse, gamma, arg_at, weight, cu, blocks, T, total, offset, W, scale,
     H: tl.constexpr, N: tl.constexpr, D: tl.constexpr, M: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """Write o and `lse`, the logarithm to base two of its denominator `[H, rows]`; all scores are to base two.
+    """Write o and `lse`, the logarithm to base two of its denominator `[H, rows]`; all scores are to base
+    two.
 
-    With gamma, `lse` has the maximum of the scores instead, `arg_at` the key that attains it, and `weight` gamma times the sum relative to it.
+    With gamma, `lse` has the maximum of the scores instead, `arg_at` the key that attains it, and `weight`
+    gamma times the sum relative to it.
     """
     scale *= 1.4426950408889634
     h = tl.program_id(0) % H
@@ -88,7 +94,10 @@ def _forward(
         den = tl.sum(mp, 1)
         acc = tl.dot(mp.to(qt.dtype), tile(mv + at, i, M, N, D), acc, input_precision="ieee")
     where = rows + offset
-    for j in range(tl.maximum(block * BT + offset - W + 1, 0) // BC, (tl.minimum(block * BT + BT, T) + offset - 1) // BC + 1):
+    for j in range(
+        tl.maximum(block * BT + offset - W + 1, 0) // BC,
+        (tl.minimum(block * BT + BT, T) + offset - 1) // BC + 1,
+    ):
         cols = j * BC + tl.arange(0, BC)
         s = tl.dot(qt, tl.trans(tile(k, cols, Tk, N, D)), input_precision="ieee") * scale
         far = where[:, None] - cols[None, :]
@@ -104,7 +113,14 @@ def _forward(
         acc = tl.dot(p.to(qt.dtype), tile(v, cols, Tk, N, D), acc * fade[:, None], input_precision="ieee")
         top = new
     seen = den > 0
-    put(o + (start * H + h) * D, acc * tl.where(seen, 1 / tl.where(seen, den, 1.0), 0.0)[:, None], rows, T, H, D)
+    put(
+        o + (start * H + h) * D,
+        acc * tl.where(seen, 1 / tl.where(seen, den, 1.0), 0.0)[:, None],
+        rows,
+        T,
+        H,
+        D,
+    )
     if lse is not None:
         to = h * total + start + rows
         if gamma is not None:
@@ -117,13 +133,42 @@ def _forward(
 
 @triton.jit(do_not_specialize=["T", "total", "offset"])
 def _queries(
-    q, k, v, mask, mk, mv, pos, o, lse, do, delta, gamma, arg_at, share, dq, dmk, dmv, cu, blocks, T, total, offset, W, scale,
-    H: tl.constexpr, N: tl.constexpr, D: tl.constexpr, M: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr,
-):  # fmt: skip
-    """Write dq and `delta` of a block of queries, and the block's part of the meta keys' gradients, `[blocks, H, M, D]` float32.
+    q,
+    k,
+    v,
+    mask,
+    mk,
+    mv,
+    pos,
+    o,
+    lse,
+    do,
+    delta,
+    gamma,
+    arg_at,
+    share,
+    dq,
+    dmk,
+    dmv,
+    cu,
+    blocks,
+    T,
+    total,
+    offset,
+    W,
+    scale,
+    H: tl.constexpr,
+    N: tl.constexpr,
+    D: tl.constexpr,
+    M: tl.constexpr,
+    BT: tl.constexpr,
+    BC: tl.constexpr,
+):
+    """Write dq and `delta` of a block of queries, and the block's part of the meta keys' gradients, `[blocks,
+    H, M, D]` float32.
 
-    With gamma `delta` is given, do is already divided by the denominator, a key weighs gamma e^(s - maximum), and `share` is taken back from the
-    key that attains the maximum.
+    With gamma `delta` is given, do is already divided by the denominator, a key weighs gamma e^(s - maximum),
+    and `share` is taken back from the key that attains the maximum.
     """
     turn = scale * 1.4426950408889634
     h = tl.program_id(0) % H
@@ -158,7 +203,8 @@ def _queries(
         mp = tl.exp2(tl.where(far_off, ms - top[:, None], float("-inf")))
         mds = mp * (tl.dot(dot, tl.trans(mvt), input_precision="ieee") - e[:, None])
         acc = tl.dot(mds.to(qt.dtype), mkt, acc, input_precision="ieee")
-        if dmk is not None:  # the same transposed, formed anew: an accumulator is never a transposed left operand
+        # the same transposed, formed anew: an accumulator is never a transposed left operand
+        if dmk is not None:
             ts = tl.dot(mkt, tl.trans(qt), input_precision="ieee") * turn
             tp = tl.exp2(tl.where(tl.trans(far_off), ts - top[None, :], float("-inf")))
             tds = tp * (tl.dot(mvt, tl.trans(dot), input_precision="ieee") - e[None, :])
@@ -167,7 +213,10 @@ def _queries(
             put(dmv + to, tl.dot(tp.to(qt.dtype), dot, input_precision="ieee"), i, M, 1, D)
     if dq is not None:
         where = rows + offset
-        for j in range(tl.maximum(block * BT + offset - W + 1, 0) // BC, (tl.minimum(block * BT + BT, T) + offset - 1) // BC + 1):
+        for j in range(
+            tl.maximum(block * BT + offset - W + 1, 0) // BC,
+            (tl.minimum(block * BT + BT, T) + offset - 1) // BC + 1,
+        ):
             cols = j * BC + tl.arange(0, BC)
             kt = tile(k, cols, Tk, N, D)
             s = tl.dot(qt, tl.trans(kt), input_precision="ieee") * turn
@@ -186,7 +235,8 @@ def _keys(
     q, k, v, mask, lse, delta, gamma, arg_at, share, do, dk, dv, cu, blocks, T, total, offset, W, scale,
     H: tl.constexpr, N: tl.constexpr, D: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """Write dk and dv of a block of keys, summed over the query heads that share it. `blocks` numbers blocks of keys."""
+    """Write dk and dv of a block of keys, summed over the query heads that share it. `blocks` numbers blocks
+    of keys."""
     turn = scale * 1.4426950408889634
     g = tl.program_id(0) % N
     n, block = block_of(tl.program_id(0) // N, T + offset, blocks, BT)
@@ -228,7 +278,8 @@ def _keys(
 
 
 class Near(NamedTuple):
-    """The launches of a window's kernels: the cut into blocks, the sizes that all share, and the walk of each."""
+    """The launches of a window's kernels: the cut into blocks, the sizes that all share, and the walk of
+    each."""
 
     cut: Pieces
     shape: dict
@@ -238,7 +289,16 @@ class Near(NamedTuple):
     gamma: Tensor | None = None  # [H]: the window beside a linear part, whose maximum is part of the function
 
     @classmethod
-    def over(cls, q: Tensor, k: Tensor, window: int, scale: float, cu_seqlens: Tensor | None, gamma: Tensor | None = None, meta=False) -> "Near":
+    def over(
+        cls,
+        q: Tensor,
+        k: Tensor,
+        window: int,
+        scale: float,
+        cu_seqlens: Tensor | None,
+        gamma: Tensor | None = None,
+        meta=False,
+    ) -> "Near":
         """The walk over these tensors: sizes, blocks, and what each program reads."""
         block, *walks = config(q.shape[3], q.dtype, meta)
         shape = {"H": q.shape[2], "N": k.shape[2], "D": q.shape[3], "BT": block, "num_warps": 4}
@@ -247,7 +307,15 @@ class Near(NamedTuple):
 
     def _where(self, q: Tensor, k: Tensor) -> tuple:
         length = q.shape[1]
-        return self.cut.cu, self.cut.blocks, length, q.shape[0] * length, k.shape[1] - length, self.window, self.scale
+        return (
+            self.cut.cu,
+            self.cut.blocks,
+            length,
+            q.shape[0] * length,
+            k.shape[1] - length,
+            self.window,
+            self.scale,
+        )
 
     def forward(self, q, k, v, mask, meta=(None, None, None), training=True):
         """Return o, and what a backward pass needs of `_forward`: lse, arg and weight, `[H, B T]` each."""
@@ -258,24 +326,71 @@ class Near(NamedTuple):
         if self.gamma is not None:
             arg, weight = new(torch.int32), new(torch.float32)
         _forward[(self.cut.programs * q.shape[2],)](
-            q, k, v, mask, *meta, o, lse, self.gamma, arg, weight, *self._where(q, k), M=_count(meta), **self.shape, **self.walks[0]
-        )  # fmt: skip
+            q,
+            k,
+            v,
+            mask,
+            *meta,
+            o,
+            lse,
+            self.gamma,
+            arg,
+            weight,
+            *self._where(q, k),
+            M=_count(meta),
+            **self.shape,
+            **self.walks[0],
+        )
         return o, lse, arg, weight
 
-    def queries(self, q, k, v, mask, o, lse, do, delta, arg, share, dq, meta=(None, None, None), dmeta=(None, None)) -> None:
+    def queries(
+        self, q, k, v, mask, o, lse, do, delta, arg, share, dq, meta=(None, None, None), dmeta=(None, None)
+    ) -> None:
         """Write dq and the meta keys' gradients. Without gamma write delta too."""
         _queries[(self.cut.programs * q.shape[2],)](
-            q, k, v, mask, *meta, o, lse, do, delta, self.gamma, arg, share, dq, *dmeta, *self._where(q, k), M=_count(meta), **self.shape,
+            q,
+            k,
+            v,
+            mask,
+            *meta,
+            o,
+            lse,
+            do,
+            delta,
+            self.gamma,
+            arg,
+            share,
+            dq,
+            *dmeta,
+            *self._where(q, k),
+            M=_count(meta),
+            **self.shape,
             **self.walks[1],
-        )  # fmt: skip
+        )
 
     def keys(self, q, k, v, mask, lse, do, delta, arg, share) -> tuple[Tensor, Tensor]:
         """Return dk and dv, the gradients of keys and values."""
         dk, dv = torch.empty_like(k), torch.empty_like(v)
-        programs = self.cut.programs if self.cut.cu is not None else q.shape[0] * cdiv(k.shape[1], self.shape["BT"])
+        programs = (
+            self.cut.programs if self.cut.cu is not None else q.shape[0] * cdiv(k.shape[1], self.shape["BT"])
+        )
         _keys[(programs * k.shape[2],)](
-            q, k, v, mask, lse, delta, self.gamma, arg, share, do, dk, dv, *self._where(q, k), **self.shape, **self.walks[2]
-        )  # fmt: skip
+            q,
+            k,
+            v,
+            mask,
+            lse,
+            delta,
+            self.gamma,
+            arg,
+            share,
+            do,
+            dk,
+            dv,
+            *self._where(q, k),
+            **self.shape,
+            **self.walks[2],
+        )
         return dk, dv
 
 
@@ -287,8 +402,8 @@ def _count(meta) -> int:
 class _Window(torch.autograd.Function):
     """Sliding-window attention with its gradients.
 
-    With `first` the meta keys are the first so many keys of every sequence, and their gradients are added to those of k and v. autograd would
-    make a tensor of zeros as large as k for each sequence, and add it.
+    With `first` the meta keys are the first so many keys of every sequence, and their gradients are added to
+    those of k and v. autograd would make a tensor of zeros as large as k for each sequence, and add it.
     """
 
     @staticmethod
@@ -296,7 +411,10 @@ class _Window(torch.autograd.Function):
         bounds = None if cu_seqlens is None or not first else cu_seqlens.tolist()
         if first:
             meta_k, meta_v = (_first(x, first, bounds) for x in (k, v))
-        near, meta = Near.over(q, k, window, scale, cu_seqlens, meta=meta_k is not None), (meta_k, meta_v, pos)
+        near, meta = (
+            Near.over(q, k, window, scale, cu_seqlens, meta=meta_k is not None),
+            (meta_k, meta_v, pos),
+        )
         o, lse, *_ = near.forward(q, k, v, mask, meta, any(ctx.needs_input_grad))
         ctx.save_for_backward(q, k, v, *meta, mask, o, lse)
         ctx.near, ctx.first, ctx.bounds = near, first, bounds
@@ -325,7 +443,8 @@ class _Window(torch.autograd.Function):
 
 
 def _per_sequence(x, sequences: int, blocks, groups: int):
-    """Sum the blocks' shares `[blocks, H, M, D]` within each sequence and each group of heads: `[N, M, Hkv, D]`."""
+    """Sum the blocks' shares `[blocks, H, M, D]` within each sequence and each group of heads: `[N, M, Hkv,
+    D]`."""
     programs, heads, meta, dim = x.shape
     x = x.view(programs, groups, heads // groups, meta, dim).sum(2)
     if blocks is None:
@@ -336,7 +455,8 @@ def _per_sequence(x, sequences: int, blocks, groups: int):
 
 
 def _first(x, meta: int, bounds: list[int] | None):
-    """The first `meta` rows of every sequence, zero where a packed one (`bounds`) is shorter: `[N, M, ...]`."""
+    """The first `meta` rows of every sequence, zero where a packed one (`bounds`) is shorter: `[N, M,
+    ...]`."""
     if bounds is None:
         return x[:, :meta].contiguous()
     rows = [x[0, a : min(a + meta, b)] for a, b in zip(bounds, bounds[1:], strict=False)]
@@ -353,10 +473,21 @@ def _add_first(x, rows, bounds: list[int] | None) -> None:
 
 
 def sliding_window_attention(
-    q, k, v, *, window, meta=0, scale=None, key_mask=None, initial_state: WindowState | None = None, return_state=False,
-    cu_seqlens=None, empty_state,
-):  # fmt: skip
-    """`relinear_kernels.sliding_window_attention` by the kernels of this module. Raises ValueError for shapes that do not fit together.
+    q,
+    k,
+    v,
+    *,
+    window,
+    meta=0,
+    scale=None,
+    key_mask=None,
+    initial_state: WindowState | None = None,
+    return_state=False,
+    cu_seqlens=None,
+    empty_state,
+):
+    """`relinear_kernels.sliding_window_attention` by the kernels of this module. Raises ValueError for shapes
+    that do not fit together.
 
     `empty_state()` is the state before the first token; only called for where a state is needed.
     """
@@ -364,9 +495,14 @@ def sliding_window_attention(
         raise ValueError(f"window must be at least 1; got {window}")
     (batch, length, heads, dim), dtype = q.shape, v.dtype
     if heads % k.shape[2]:
-        raise ValueError(f"query heads must be a multiple of key heads; got {heads} query heads and {k.shape[2]} key heads")
+        raise ValueError(
+            f"query heads must be a multiple of key heads; got {heads} query heads and {k.shape[2]} key heads"
+        )
     if v.shape[-1] != dim:
-        raise ValueError(f"sliding_window_attention on the Triton path takes v as wide as q and k; got {v.shape[-1]} and {dim}")
+        raise ValueError(
+            f"sliding_window_attention on the Triton path takes v as wide as q and k; got {v.shape[-1]} and"
+            f" {dim}"
+        )
     q, k, v = (x.to(widest(q, k, v)) for x in (q, k, v))  # exact; the output has v's dtype
     scale = dim**-0.5 if scale is None else scale
     meta_k = meta_v = pos = after = None
@@ -389,7 +525,17 @@ def sliding_window_attention(
         pos = torch.arange(first, device=q.device, dtype=torch.int32).expand(sequences, -1)
     contiguous = lambda x: None if x is None else x.contiguous()  # noqa: E731
     o = apply(
-        "_Window", q.contiguous(), keys.contiguous(), values.contiguous(), contiguous(meta_k), contiguous(meta_v), contiguous(mask),
-        contiguous(pos), first, window, scale, cu_seqlens,
-    ).to(dtype)  # fmt: skip
+        "_Window",
+        q.contiguous(),
+        keys.contiguous(),
+        values.contiguous(),
+        contiguous(meta_k),
+        contiguous(meta_v),
+        contiguous(mask),
+        contiguous(pos),
+        first,
+        window,
+        scale,
+        cu_seqlens,
+    ).to(dtype)
     return (o, after) if return_state else o

@@ -1,4 +1,5 @@
-"""The parts that kernel tests share: the device, the comparison of a fused op with its float64 definition, and tolerances."""
+"""The parts that kernel tests share: the device, the comparison of a fused op with its float64 definition,
+and tolerances."""
 
 import os
 
@@ -10,15 +11,18 @@ from torch.utils._pytree import tree_leaves
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 if DEVICE == "cpu":  # before triton is imported: kernels are then functions of CPU tensors
     os.environ["TRITON_INTERPRET"] = "1"
-DTYPES = (torch.bfloat16, torch.float32) if DEVICE == "cuda" else (torch.float32,)  # bfloat16 is broken in the interpreter
+# bfloat16 is broken in the interpreter
+DTYPES = (torch.bfloat16, torch.float32) if DEVICE == "cuda" else (torch.float32,)
 
 
-# Gradients that are sums of cancelling terms (exactly zero for one visible key): in bfloat16 the rounding of O in dO . O, which
-# FlashAttention shares, is a few per cent of what is left. float32 holds them to the same 5e-5 as the rest.
+# Gradients that are sums of cancelling terms (exactly zero for one visible key): in bfloat16 the rounding of
+# O in dO . O, which FlashAttention shares, is a few per cent of what is left. float32 holds them to the same
+# 5e-5 as the rest.
 CANCELLING = {"log_decay": 0.15, "log_gate": 0.05, "gamma": 0.6, "b_q": 0.012, "b_k": 0.012}
-# One decay a head sums the gradients of all its positions, which cancel once more. Its error is held relative to the sum of their sizes,
-# where one left out is off by 0.06 to 0.7: 0.01 to 0.12 was seen over 300 positions with bfloat16's rounding emulated on a CPU. It is also
-# held to be the sum of the op's own gradients of one decay a position.
+# One decay a head sums the gradients of all its positions, which cancel once more. Its error is held relative
+# to the sum of their sizes, where one left out is off by 0.06 to 0.7: 0.01 to 0.12 was seen over 300
+# positions with bfloat16's rounding emulated on a CPU. It is also held to be the sum of the op's own
+# gradients of one decay a position.
 SUMMED = 0.2
 
 
@@ -53,7 +57,9 @@ def fill_empty_with_nan(monkeypatch) -> None:
     """Make torch.empty return NaN, so that memory that a kernel fails to write is seen."""
     for name in ("empty", "empty_like"):
         real = getattr(torch, name)
-        poison = lambda *a, _real=real, **k: x.fill_(torch.nan) if (x := _real(*a, **k)).is_floating_point() else x  # noqa: E731
+        poison = lambda *a, _real=real, **k: (  # noqa: E731
+            x.fill_(torch.nan) if (x := _real(*a, **k)).is_floating_point() else x
+        )  # noqa: E731
         monkeypatch.setattr(torch, name, poison)
 
 
@@ -63,12 +69,23 @@ def of_key_heads(args: dict[str, Tensor], groups: int) -> dict[str, Tensor]:
     return {n: x.narrow(heads[n], 0, groups).contiguous() if n in heads else x for n, x in args.items()}
 
 
-def check(op, definition, args: dict[str, Tensor], options: dict, dtype: torch.dtype, keep: tuple[str, ...] = (), loose=1.0, times=1.0) -> None:
-    """Outputs and every gradient of `op` in `dtype` against `definition` in float64 on the same (rounded) numbers.
+def check(
+    op,
+    definition,
+    args: dict[str, Tensor],
+    options: dict,
+    dtype: torch.dtype,
+    keep: tuple[str, ...] = (),
+    loose=1.0,
+    times=1.0,
+) -> None:
+    """Outputs and every gradient of `op` in `dtype` against `definition` in float64 on the same (rounded)
+    numbers.
 
-    Both take (tensors, options) and return a dict of outputs; arguments named in `keep`, gates and states stay float32. `loose`
-    multiplies the tolerance of bfloat16 gradients, `times` every one. In bfloat16 an error beyond it may be 1.5 times that of `definition`
-    in bfloat16, and one log_decay a head is held to SUMMED.
+    Both take (tensors, options) and return a dict of outputs; arguments named in `keep`, gates and states
+    stay float32. `loose` multiplies the tolerance of bfloat16 gradients, `times` every one. In bfloat16 an
+    error beyond it may be 1.5 times that of `definition` in bfloat16, and one log_decay a head is held to
+    SUMMED.
     """
     wide = {"log_decay", "kv", "z", *keep}
     args = {n: x.to(DEVICE) if n in wide else x.to(DEVICE, dtype) for n, x in args.items()}
@@ -79,7 +96,9 @@ def check(op, definition, args: dict[str, Tensor], options: dict, dtype: torch.d
         x = {n: t.requires_grad_() for n, t in x.items()}
         out = f(x, options)
         g = torch.Generator().manual_seed(1)
-        loss = sum((y.double() * torch.randn(y.shape, generator=g).double().to(DEVICE)).sum() for y in out.values())
+        loss = sum(
+            (y.double() * torch.randn(y.shape, generator=g).double().to(DEVICE)).sum() for y in out.values()
+        )
         return out, dict(zip(x, torch.autograd.grad(loss, x.values(), allow_unused=True), strict=True))
 
     want, want_grad = run(definition, torch.float64)
@@ -98,22 +117,29 @@ def check(op, definition, args: dict[str, Tensor], options: dict, dtype: torch.d
                 found[n] = relative(got[n], w), times * tolerance(dtype)
         for n, w in want_grad.items():
             g = got_grad[n]
-            if w is None or w.norm() < 1e-9:  # a gradient that is zero by symmetry (one visible key) has rounding alone
+            # a gradient that is zero by symmetry (one visible key) has rounding alone
+            if w is None or w.norm() < 1e-9:
                 small = 1e-3 if dtype == torch.float32 else 5.0
                 assert g is None or g.abs().max() < small, f"gradient of {n} should vanish"
                 continue
             if n == "log_decay" and sizes is not None:
                 found[f"gradient of {n}"] = (((g - w).norm() / sizes.norm()).item(), SUMMED)
                 continue
-            found[f"gradient of {n}"] = (relative(g, w), times * tolerance(dtype, n) * (1.0 if dtype == torch.float32 else loose))
+            found[f"gradient of {n}"] = (
+                relative(g, w),
+                times * tolerance(dtype, n) * (1.0 if dtype == torch.float32 else loose),
+            )
         return found
 
     got = run(op, None)
     if sizes is not None:
         summed = run(op, None, args | {"log_decay": each})[1]["log_decay"].sum((0, 1))
-        assert (got[1]["log_decay"] - summed).norm() <= 1e-4 * sizes.norm(), "one decay a head is not the sum of its positions"
+        assert (got[1]["log_decay"] - summed).norm() <= 1e-4 * sizes.norm(), (
+            "one decay a head is not the sum of its positions"
+        )
     bad = {n: (e, t) for n, (e, t) in errors(*got).items() if not e <= t}
-    if bad and dtype != torch.float32:  # numbers that cancel to less than their rounding: the definition in bfloat16 is as far off
+    # numbers that cancel to less than their rounding: the definition in bfloat16 is as far off
+    if bad and dtype != torch.float32:
         rounded = errors(*run(definition, None))
         bad = {n: (e, t) for n, (e, t) in bad.items() if not e <= 1.5 * rounded[n][0]}
     assert not bad, {n: f"{e:.1e} > {t:.0e}" for n, (e, t) in bad.items()}

@@ -1,4 +1,5 @@
-"""The fused token loss against its definition in float64: on a GPU where there is one, else in Triton's interpreter."""
+"""The fused token loss against its definition in float64: on a GPU where there is one, else in Triton's
+interpreter."""
 
 import pytest
 import torch
@@ -42,7 +43,8 @@ def agree(logits, labels, dtype=torch.float32, **how):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
-    ("tokens", "vocabulary", "ignored"), [(1, 7, 0), (1, 4096, 0), (3, 5000, 1), (5, 1, 2), (70, 33, 20), (4, 8193, 4), (2, 12288, 1)]
+    ("tokens", "vocabulary", "ignored"),
+    [(1, 7, 0), (1, 4096, 0), (3, 5000, 1), (5, 1, 2), (70, 33, 20), (4, 8193, 4), (2, 12288, 1)],
 )
 def test_fused_equals_definition(tokens, vocabulary, ignored, dtype):
     agree(*inputs(tokens, vocabulary, ignored), dtype)
@@ -65,14 +67,16 @@ def test_what_is_ignored_is_exactly_zero(dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_large_logits(dtype):
-    """Rising, falling and at random, up to 1e4: no overflow, and the losses are as exact as those of small ones."""
+    """Rising, falling and at random, up to 1e4: no overflow, and the losses are as exact as those of small
+    ones."""
     logits = torch.linspace(-1e4, 1e4, 9000).repeat(3, 1)
     logits[1] = logits[1].flip(0)
     logits[2] = 1e4 * (2 * torch.rand(9000) - 1)
     logits, labels = on_device(logits.to(dtype), torch.tensor([8990, 4000, 1]))
     (loss, gradient), (want, want_gradient) = both(logits, labels)
     assert relative(loss, want) < 1e-5
-    assert relative(gradient, want_gradient) < (2e-3 if dtype == torch.float32 else 1e-2)  # a logsumexp of 1e4 is known to 5e-4
+    # a logsumexp of 1e4 is known to 5e-4
+    assert relative(gradient, want_gradient) < (2e-3 if dtype == torch.float32 else 1e-2)
 
 
 def test_logits_of_minus_infinity(monkeypatch):
@@ -95,7 +99,12 @@ def test_a_logit_that_is_no_number_shows(bad):
     logits, labels = on_device(*inputs(2, 50))
     logits[0, 7] = bad
     loss, gradient = run(logits, labels)
-    assert not loss[0].isfinite() and gradient[0].isnan().any() and loss[1].isfinite() and gradient[1].isfinite().all()
+    assert (
+        not loss[0].isfinite()
+        and gradient[0].isnan().any()
+        and loss[1].isfinite()
+        and gradient[1].isfinite().all()
+    )
 
 
 @pytest.mark.parametrize("label", [-1, 50, -101, 2**40])
@@ -109,7 +118,11 @@ def test_a_label_that_is_no_class_makes_its_row_nan(label):
 
 def test_logits_and_labels_of_any_strides():
     logits, labels = torch.randn(40, 60), torch.randint(30, (40,))
-    for x, y in ((logits[:, 5:35], labels), (logits[::2, :30], labels[::2]), (logits[:30].T, labels[:1].expand(60))):
+    for x, y in (
+        (logits[:, 5:35], labels),
+        (logits[::2, :30], labels[::2]),
+        (logits[:30].T, labels[:1].expand(60)),
+    ):
         x, y = x.to(DEVICE), y.to(DEVICE)  # `to` keeps strides
         (loss, gradient), (want, want_gradient) = both(x, y)
         assert relative(loss, want) < 1e-5 and relative(gradient, want_gradient) < 1e-5
@@ -172,5 +185,8 @@ def test_the_other_paths_are_the_definition(path, monkeypatch):
     logits, labels = on_device(*inputs(5, 24, 2))
     assert torch.equal(token_cross_entropy(logits, labels), definition(logits, labels))
     assert token_cross_entropy(logits.bfloat16(), labels).dtype == torch.float32
-    got, want = token_cross_entropy(logits.double(), labels), -logits.double().log_softmax(1).gather(1, labels.clamp(0)[:, None])[:, 0]
+    got, want = (
+        token_cross_entropy(logits.double(), labels),
+        -logits.double().log_softmax(1).gather(1, labels.clamp(0)[:, None])[:, 0],
+    )
     assert got.dtype == torch.float64 and not got[:2].any() and relative(got[2:], want[2:]) < 1e-12

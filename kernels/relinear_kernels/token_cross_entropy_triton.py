@@ -1,12 +1,15 @@
-"""The cross-entropy of a vocabulary in Triton: the logits are read once forward, once backward, and no softmax lies in memory.
+"""The cross-entropy of a vocabulary in Triton: the logits are read once forward, once backward, and no
+softmax lies in memory.
 
     loss_n = logsumexp_v x_nv - x_n,label        dx_nv = (exp(x_nv - logsumexp_n) - [v = label_n]) dloss_n
 
     logits [N, V]    | BLOCK columns | BLOCK | BLOCK | ..
-    row n            |-------------->|------>|------>|      forward: a program walks one row, and keeps running maxima and sums
+    row n            |-------------->|------>|------>|      forward: a program walks one row, and keeps
+    running maxima and sums
                      |       #       |   #   |   #   |      backward: a program is one block of one row
 
-All in float32, and each gradient rounded once. A label that is no class makes its row's loss, logsumexp and so gradient NaN.
+All in float32, and each gradient rounded once. A label that is no class makes its row's loss, logsumexp and
+so gradient NaN.
 """
 
 import torch
@@ -21,10 +24,14 @@ BLOCK = 4096  # logits of a step: 16 a thread, two loads of 16 bytes where they 
 WARPS = 8
 
 
-# V is a constant and the step between rows is specialised: only where 16 divides both are the loads of 16 bytes.
+# V is a constant and the step between rows is specialised: only where 16 divides both are the loads of 16
+# bytes.
 @triton.jit
-def _token_loss(logits, labels, loss, lse_at, step, V: tl.constexpr, IGNORED: tl.constexpr, BLOCK: tl.constexpr):
-    """Write the loss and the log-sum-exp of one row. Each lane keeps a running maximum and sum, so that warps synchronise once, after the loop."""
+def _token_loss(
+    logits, labels, loss, lse_at, step, V: tl.constexpr, IGNORED: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Write the loss and the log-sum-exp of one row. Each lane keeps a running maximum and sum, so that warps
+    synchronise once, after the loop."""
     row = tl.program_id(0)
     label = tl.load(labels + row)
     x_at = logits + row.to(tl.int64) * step
@@ -40,12 +47,15 @@ def _token_loss(logits, labels, loss, lse_at, step, V: tl.constexpr, IGNORED: tl
     rest = tl.log(tl.sum(total * tl.exp(top - highest), 0))
     known = (label >= 0) & (label < V)
     own = tl.load(x_at + label, mask=known, other=float("nan")).to(tl.float32)
-    tl.store(loss + row, tl.where(label == IGNORED, 0.0, highest - own + rest))  # in this order large logits cancel exactly
+    # in this order large logits cancel exactly
+    tl.store(loss + row, tl.where(label == IGNORED, 0.0, highest - own + rest))
     tl.store(lse_at + row, tl.where(known, highest + rest, float("nan")))
 
 
 @triton.jit
-def _token_gradient(logits, labels, lse_at, g_at, dx, step, V: tl.constexpr, IGNORED: tl.constexpr, BLOCK: tl.constexpr):
+def _token_gradient(
+    logits, labels, lse_at, g_at, dx, step, V: tl.constexpr, IGNORED: tl.constexpr, BLOCK: tl.constexpr
+):
     """Write the gradient of one block of one row of logits."""
     row = tl.program_id(0)
     cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -62,7 +72,10 @@ class _TokenCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, logits, labels):
-        rows, ctx.shape = logits.shape[0], {"V": logits.shape[1], "IGNORED": IGNORED, "BLOCK": BLOCK, "num_warps": WARPS}
+        rows, ctx.shape = (
+            logits.shape[0],
+            {"V": logits.shape[1], "IGNORED": IGNORED, "BLOCK": BLOCK, "num_warps": WARPS},
+        )
         loss, lse = (torch.empty(rows, device=logits.device, dtype=torch.float32) for _ in range(2))
         _token_loss[rows,](logits, labels, loss, lse, logits.stride(0), **ctx.shape)
         ctx.save_for_backward(logits, labels, lse)
@@ -78,9 +91,15 @@ class _TokenCrossEntropy(torch.autograd.Function):
 
 
 def token_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """`relinear_kernels.token_cross_entropy` by the kernels of this module. Raises ValueError for shapes that do not fit together."""
+    """`relinear_kernels.token_cross_entropy` by the kernels of this module. Raises ValueError for shapes that
+    do not fit together."""
     if logits.ndim != 2:
         raise ValueError(f"token_cross_entropy takes logits [N, V]; got {list(logits.shape)}")
     if labels.shape != logits.shape[:1] or labels.dtype != torch.int64:
-        raise ValueError(f"token_cross_entropy takes labels [N={logits.shape[0]}] of torch.int64; got {list(labels.shape)} of {labels.dtype}")
-    return _TokenCrossEntropy.apply(logits if logits.stride(1) == 1 else logits.contiguous(), labels.contiguous())
+        raise ValueError(
+            f"token_cross_entropy takes labels [N={logits.shape[0]}] of torch.int64; got {list(labels.shape)}"
+            f" of {labels.dtype}"
+        )
+    return _TokenCrossEntropy.apply(
+        logits if logits.stride(1) == 1 else logits.contiguous(), labels.contiguous()
+    )

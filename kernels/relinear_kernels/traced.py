@@ -1,10 +1,12 @@
-"""The fused ops inside torch.compile: an op that Dynamo does not look into takes the place of each autograd function, forward and backward.
+"""The fused ops inside torch.compile: an op that Dynamo does not look into takes the place of each autograd
+function, forward and backward.
 
     eager        q, k, v -> Function.forward -> o                  ctx keeps what backward reads
-    compiled     q, k, v -> relinear::forward -> o, kept ...       relinear::backward takes kept as tensors, and finds the launches by their sizes
+    compiled     q, k, v -> relinear::forward -> o, kept ...       relinear::backward takes kept as tensors,
+    and finds the launches by their sizes
 
-What an op keeps is known to the compiler, which may then order, reuse and free memory around it. The sizes of what is kept are those of one
-run of the function on zeros, at the time of compilation.
+What an op keeps is known to the compiler, which may then order, reuse and free memory around it. The sizes of
+what is kept are those of one run of the function on zeros, at the time of compilation.
 """
 
 from collections.abc import Sequence
@@ -34,7 +36,8 @@ class _Context:
 
 
 class _Known(NamedTuple):
-    """What a forward pass tells the backward pass beside tensors: the same for the same call on tensors of the same sizes."""
+    """What a forward pass tells the backward pass beside tensors: the same for the same call on tensors of
+    the same sizes."""
 
     places: list[tuple[str, int] | None]  # of each saved tensor: an input, a result, or none
     attributes: dict[str, Any]  # of the context
@@ -45,16 +48,19 @@ _sizes: dict[tuple, list[tuple]] = {}
 
 
 def traceable(function: type[torch.autograd.Function]) -> type[torch.autograd.Function]:
-    """Make an autograd function known to `apply`. What its forward sets on the context may depend on sizes only, saved tensors apart."""
+    """Make an autograd function known to `apply`. What its forward sets on the context may depend on sizes
+    only, saved tensors apart."""
     FUNCTIONS[function.__name__] = function
     return function
 
 
 def apply(function: str, *args, keep: int | None = None, outputs: Sequence[bool] = (True,)):
-    """`apply` of the `traceable` function of this name; while torch.compile traces, the op that computes the same.
+    """`apply` of the `traceable` function of this name; while torch.compile traces, the op that computes the
+    same.
 
-    `args` are tensors, numbers, strings and None. `outputs` says which of the function's outputs are there. `keep` is the place of the
-    argument that asks for all but the first: the compiler then computes these apart, and only where they are used.
+    `args` are tensors, numbers, strings and None. `outputs` says which of the function's outputs are there.
+    `keep` is the place of the argument that asks for all but the first: the compiler then computes these
+    apart, and only where they are used.
     """
     if not torch.compiler.is_compiling():
         return FUNCTIONS[function].apply(*args)
@@ -86,7 +92,9 @@ def _call(function: str, args: Sequence) -> list[Tensor]:
     return torch.ops.relinear.forward(tensors, words)
 
 
-def _arguments(tensors: Sequence[Tensor], words: str) -> tuple[type[torch.autograd.Function], list, list[bool]]:
+def _arguments(
+    tensors: Sequence[Tensor], words: str
+) -> tuple[type[torch.autograd.Function], list, list[bool]]:
     """The function, its arguments, and which of them need a gradient."""
     name, *words = words.split("|")
     given = iter(tensors)
@@ -96,7 +104,11 @@ def _arguments(tensors: Sequence[Tensor], words: str) -> tuple[type[torch.autogr
         if kind in ("grad", "fixed"):
             args.append(next(given))
         else:
-            args.append({"none": None, "true": True, "false": False}[kind] if not value and kind != "str" else READ[kind](value))
+            args.append(
+                {"none": None, "true": True, "false": False}[kind]
+                if not value and kind != "str"
+                else READ[kind](value)
+            )
     return FUNCTIONS[name], args, [word == "grad" for word in words]
 
 
@@ -123,13 +135,16 @@ def _run(tensors: Sequence[Tensor], words: str) -> list[Tensor]:
             results.append(x)
         places.append(at or ("result", next(i for i, y in enumerate(results) if y is x)))
     results = _apart(results, tensors)
-    attributes = {name: value for name, value in vars(ctx).items() if name not in ("needs_input_grad", "saved_tensors")}
+    attributes = {
+        name: value for name, value in vars(ctx).items() if name not in ("needs_input_grad", "saved_tensors")
+    }
     _known[_key(tensors, words)] = _Known(places, attributes)
     return results
 
 
 def _apart(results: Sequence[Tensor], given: Sequence[Tensor]) -> list[Tensor]:
-    """The results, those copied that share memory with one before them or with what was given, which an op's must not."""
+    """The results, those copied that share memory with one before them or with what was given, which an op's
+    must not."""
     seen = {x.untyped_storage().data_ptr() for x in given}
     out = []
     for x in results:
@@ -151,17 +166,25 @@ def _(tensors: Sequence[Tensor], words: str) -> list[Tensor]:
         with _disable_current_modes():
             zeros = [torch.zeros(*x.shape, dtype=x.dtype, device=x.device) for x in tensors]
             _sizes[key] = [(tuple(x.shape), x.stride(), x.dtype, x.device) for x in _run(zeros, words)]
-    return [torch.empty_strided(shape, stride, dtype=dtype, device=device) for shape, stride, dtype, device in _sizes[key]]
+    return [
+        torch.empty_strided(shape, stride, dtype=dtype, device=device)
+        for shape, stride, dtype, device in _sizes[key]
+    ]
 
 
 @torch.library.custom_op("relinear::backward", mutates_args=())
-def backward(gradients: Sequence[Tensor], given: str, tensors: Sequence[Tensor], results: Sequence[Tensor], words: str) -> list[Tensor]:
-    """The gradients of the inputs that need one. `given` has a 1 for each output whose gradient is among `gradients`, 0 for the others."""
+def backward(
+    gradients: Sequence[Tensor], given: str, tensors: Sequence[Tensor], results: Sequence[Tensor], words: str
+) -> list[Tensor]:
+    """The gradients of the inputs that need one. `given` has a 1 for each output whose gradient is among
+    `gradients`, 0 for the others."""
     function, args, needs = _arguments(tensors, words)
     known = _known[_key(tensors, words)]
     ctx = _Context(needs)
     vars(ctx).update(known.attributes)
-    ctx.saved_tensors = tuple(place and (tensors if place[0] == "input" else results)[place[1]] for place in known.places)
+    ctx.saved_tensors = tuple(
+        place and (tensors if place[0] == "input" else results)[place[1]] for place in known.places
+    )
     found = iter(gradients)
     with torch.no_grad():
         back = function.backward(ctx, *(next(found) if there == "1" else None for there in given))
@@ -171,7 +194,9 @@ def backward(gradients: Sequence[Tensor], given: str, tensors: Sequence[Tensor],
 
 
 @backward.register_fake
-def _(gradients: Sequence[Tensor], given: str, tensors: Sequence[Tensor], results: Sequence[Tensor], words: str) -> list[Tensor]:
+def _(
+    gradients: Sequence[Tensor], given: str, tensors: Sequence[Tensor], results: Sequence[Tensor], words: str
+) -> list[Tensor]:
     return [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in _trained(tensors, words)]
 
 
@@ -193,7 +218,11 @@ def _gradients(ctx, grads):
     outputs = FUNCTIONS[ctx.words.partition("|")[0]].backward.__code__.co_argcount - 1
     own = list(grads[:outputs]) + [None] * (outputs - len(grads))
     given = "".join("0" if x is None else "1" for x in own)
-    wanted = iter(torch.ops.relinear.backward([x for x in own if x is not None], given, list(tensors), list(results), ctx.words))
+    wanted = iter(
+        torch.ops.relinear.backward(
+            [x for x in own if x is not None], given, list(tensors), list(results), ctx.words
+        )
+    )
     kinds = [word for word in ctx.words.split("|")[1:] if word in ("grad", "fixed")]
     return [next(wanted) if kind == "grad" else None for kind in kinds], None
 

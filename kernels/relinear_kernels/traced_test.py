@@ -1,4 +1,5 @@
-"""Each fused op as torch.compile sees it: one graph without a break, and the numbers and gradients of the op called as it is."""
+"""Each fused op as torch.compile sees it: one graph without a break, and the numbers and gradients of the op
+called as it is."""
 
 import pytest
 import torch
@@ -18,7 +19,10 @@ B, T, H, G, D = 1, 70, 2, 1, 16
 
 def given(seed=0, **shapes):
     torch.manual_seed(seed)
-    return {name: torch.randn(*shape, device=testing.DEVICE).mul_(0.5).requires_grad_() for name, shape in shapes.items()}
+    return {
+        name: torch.randn(*shape, device=testing.DEVICE).mul_(0.5).requires_grad_()
+        for name, shape in shapes.items()
+    }
 
 
 QKV = {"q": (B, T, H, D), "k": (B, T, G, D), "v": (B, T, G, D)}
@@ -26,16 +30,23 @@ MAPS = {"w_q": (H, D, D), "w_k": (H, D, D)}
 CASES = {
     "linear": (lambda x: linear_attention(**x), QKV | MAPS),
     "linear, plain features, decays": (
-        lambda x: linear_attention(x["q"], x["k"], x["v"], feature="none", normalize=False, log_decay=-x["gate"].exp()),
+        lambda x: linear_attention(
+            x["q"], x["k"], x["v"], feature="none", normalize=False, log_decay=-x["gate"].exp()
+        ),
         {"q": (B, T, H, D), "k": (B, T, H, D), "v": (B, T, H, D), "gate": (B, T, H)},
     ),
     "linear, exponential": (lambda x: linear_attention(**x, feature="exp_pm"), QKV | MAPS),
     "gate a channel": (
-        lambda x: gated_linear_attention(x["q"], x["k"], x["v"], x["w_q"], x["w_k"], log_gate=-x["gate"].exp()), QKV | MAPS | {"gate": (B, T, H, D)}
+        lambda x: gated_linear_attention(
+            x["q"], x["k"], x["v"], x["w_q"], x["w_k"], log_gate=-x["gate"].exp()
+        ),
+        QKV | MAPS | {"gate": (B, T, H, D)},
     ),
     "window": (lambda x: sliding_window_attention(**x, window=8, meta=2), QKV),
     "hybrid": (
-        lambda x: hybrid_attention(x["q"], x["k"], x["v"], x["w_q"], x["w_k"], window=8, window_factor=x["g"].sigmoid()),
+        lambda x: hybrid_attention(
+            x["q"], x["k"], x["v"], x["w_q"], x["w_k"], window=8, window_factor=x["g"].sigmoid()
+        ),
         QKV | MAPS | {"g": (H,)},
     ),
     "cross-entropy": (
@@ -46,7 +57,7 @@ CASES = {
         lambda x: scaled_sum(*rotary(x["q"], x["k"], x["cos"].detach(), x["sin"].detach()), x["g"]),
         {"q": (B, T, H, D), "k": (B, T, H, D), "cos": (1, T, D), "sin": (1, T, D), "g": (H,)},
     ),
-}  # fmt: skip
+}
 
 
 def run(function, tensors):
@@ -96,7 +107,10 @@ def test_a_state_that_is_asked_for_has_its_gradient(monkeypatch):
         return torch.cat([out.flatten(), state.kv.flatten(), state.z.flatten()])
 
     torch.compiler.reset()
-    got, want = (run(f, given(**QKV, **MAPS)) for f in (torch.compile(function, backend="aot_eager", dynamic=False, fullgraph=True), function))
+    got, want = (
+        run(f, given(**QKV, **MAPS))
+        for f in (torch.compile(function, backend="aot_eager", dynamic=False, fullgraph=True), function)
+    )
     assert testing.relative(got[0], want[0]) < 1e-6
     for a, b in zip(got[1], want[1], strict=True):
         assert testing.relative(a, b) < 5e-6

@@ -1,4 +1,5 @@
-"""The parts that every Triton op of this package shares: feature maps inside a kernel, tiles of `[B, T, H, D]`, tables of blocks, arguments.
+"""The parts that every Triton op of this package shares: feature maps inside a kernel, tiles of `[B, T, H,
+D]`, tables of blocks, arguments.
 
 Imported only when a Triton op is called, so the package works where triton is not installed.
 """
@@ -29,7 +30,8 @@ def widest(*tensors: Tensor) -> torch.dtype:
 
 
 class Pieces(NamedTuple):
-    """The cut of a batch into sequences and blocks of rows. A program has one block. Where each block has a stored state it is called a chunk."""
+    """The cut of a batch into sequences and blocks of rows. A program has one block. Where each block has a
+    stored state it is called a chunk."""
 
     sequences: int
     cu: Tensor | None  # [N + 1] where each sequence starts in a packed batch; None where all have one length
@@ -39,7 +41,8 @@ class Pieces(NamedTuple):
 
 
 def pieces(batch: int, length: int, cu_seqlens: Tensor | None, block: int) -> Pieces:
-    """Cut `batch` sequences of `length` rows, or the sequences `cu_seqlens` marks in one packed row, into blocks."""
+    """Cut `batch` sequences of `length` rows, or the sequences `cu_seqlens` marks in one packed row, into
+    blocks."""
     if cu_seqlens is None:
         return Pieces(batch, None, None, batch * cdiv(length, block), None)
     lengths = cu_seqlens.diff().tolist()
@@ -58,11 +61,14 @@ def prepared(
 ) -> list[Tensor | None]:  # fmt: skip
     """Return q, k, v, w_q, w_k, b_q, b_k and key_mask as kernels take them, contiguous.
 
-    q, k and v have the dtype that holds all three exactly, and there is a matrix of keys for every query head. Raises ValueError for heads,
-    matrices or `cu_seqlens` that do not fit together.
+    q, k and v have the dtype that holds all three exactly, and there is a matrix of keys for every query
+    head. Raises ValueError for heads, matrices or `cu_seqlens` that do not fit together.
     """
     if q.shape[2] % k.shape[2]:
-        raise ValueError(f"query heads must be a multiple of key heads; got {q.shape[2]} query heads and {k.shape[2]} key heads")
+        raise ValueError(
+            f"query heads must be a multiple of key heads; got {q.shape[2]} query heads and {k.shape[2]} key"
+            " heads"
+        )
     q, k, v = (x.to(widest(q, k, v)) for x in (q, k, v))
     if cu_seqlens is not None:
         check_packed(cu_seqlens, *q.shape[:2])
@@ -114,9 +120,12 @@ def block_of(i, T, blocks, BT):
 
 @triton.jit
 def tile(x, rows, T, N, W: tl.constexpr):
-    """Load rows of one head of `[T, N, W]`, whose first element `x` points at. Rows outside 0 <= row < T are zero."""
+    """Load rows of one head of `[T, N, W]`, whose first element `x` points at. Rows outside 0 <= row < T are
+    zero."""
     cols = tl.arange(0, W)
-    return tl.load(x + rows[:, None] * (N * W) + cols[None, :], mask=((rows >= 0) & (rows < T))[:, None], other=0.0)
+    return tl.load(
+        x + rows[:, None] * (N * W) + cols[None, :], mask=((rows >= 0) & (rows < T))[:, None], other=0.0
+    )
 
 
 @triton.jit
@@ -176,7 +185,8 @@ def phi(y, sign, weight, FEATURE: tl.constexpr):
 def phi_backward(p, dp, sign, FEATURE: tl.constexpr, fade=None):
     """The gradient of y from p = phi(sign * y) and its gradient dp.
 
-    `fade` (one number a row, or one each): features were kept times it. p then comes with the factor in it, and dp is the gradient of the kept ones.
+    `fade` (one number a row, or one each): features were kept times it. p then comes with the factor in it,
+    and dp is the gradient of the kept ones.
     """
     if fade is not None and FEATURE != "softmax_pm":
         dp *= fade
@@ -188,7 +198,8 @@ def phi_backward(p, dp, sign, FEATURE: tl.constexpr, fade=None):
             dp = dp * p
             p *= 1 / fade
         dy = (dp - p * tl.sum(dp, 1)[:, None]) * sign
-    elif FEATURE == "exp_pm" or FEATURE == "exp":  # the maximum subtracted from a row cancels on normalisation
+    # the maximum subtracted from a row cancels on normalisation
+    elif FEATURE == "exp_pm" or FEATURE == "exp":
         dy = dp * p * sign
     elif FEATURE == "relu":
         dy = tl.where(p > 0, dp, 0.0)

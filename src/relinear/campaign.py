@@ -1,12 +1,13 @@
-"""A campaign: what tables and figures need, in the order given, within a given time, on as many GPUs as there are.
+"""A campaign: what tables and figures need, in the order given, within a given time, on as many GPUs as there
+are.
 
-For a GPU that is lent by the hour. `snakemake` makes a target whole; a campaign makes as much of a list of targets as the time allows, the first
-target first, and says what is left. It needs no Snakemake. Results are the same nodes in the same folders: a later campaign, or
-Snakemake, goes on from them.
+For a GPU that is lent by the hour. `snakemake` makes a target whole; a campaign makes as much of a list of
+targets as the time allows, the first target first, and says what is left. It needs no Snakemake. Results are
+the same nodes in the same folders: a later campaign, or Snakemake, goes on from them.
 
-Each GPU has places for trainings and places for measurements: trainings of long sequences side by side slow each other
-down. Work that needs no GPU has a place for every four cores. A training is not begun when its committed record says that it
-takes longer than the time that is left.
+Each GPU has places for trainings and places for measurements: trainings of long sequences side by side slow
+each other down. Work that needs no GPU has a place for every four cores. A training is not begun when its
+committed record says that it takes longer than the time that is left.
 """
 
 import json
@@ -31,7 +32,8 @@ from relinear.plan.strict import WORKFLOW, ConfigError
 from relinear.stages._stage import Node
 
 STOP_SECONDS = 20  # a stopped job ends in this time, or is killed; the time of a campaign has them in it
-MARGIN, BEGIN_SECONDS = 1.1, 20  # a training may take so many times as long as its record says, and begins in so many seconds
+# a training may take so many times as long as its record says, and begins in so many seconds
+MARGIN, BEGIN_SECONDS = 1.1, 20
 REPORT_SECONDS = 15  # no longer than this without a line
 SHOWN = 20  # lines on what is left
 REFERENCE = WORKFLOW.parent / "results" / "reference"
@@ -59,10 +61,12 @@ class Outcome:
 
 
 def nodes_of(plan: Plan, targets: Iterable[str]) -> list[Node]:
-    """The targets' measurements and what they still need, each once: those of the first target first, parents before their children.
+    """The targets' measurements and what they still need, each once: those of the first target first, parents
+    before their children.
 
-    What a finished node was made of is not needed again, and may be gone. A target is a table or figure (`lolcats_table1`), a
-    paper (`lolcats`) or one measurement (`lizard/perplexity`). Raises ConfigError for another.
+    What a finished node was made of is not needed again, and may be gone. A target is a table or figure
+    (`lolcats_table1`), a paper (`lolcats`) or one measurement (`lizard/perplexity`). Raises ConfigError for
+    another.
     """
     found: dict[Node, None] = {}
 
@@ -86,7 +90,10 @@ def _measurements(plan: Plan, target: str) -> list[Node]:
         return [plan.measured(run, measure)]
     papers = {artefact.paper for artefact in plan.artefacts.values()}
     if target not in plan.artefacts and target not in papers:
-        kinds = "a target is a table or figure (lolcats_table1), a paper (lolcats) or a measurement (lizard/perplexity)"
+        kinds = (
+            "a target is a table or figure (lolcats_table1), a paper (lolcats) or a measurement"
+            " (lizard/perplexity)"
+        )
         raise ConfigError(f"no target {target!r}; {possible(target, [*plan.artefacts, *papers])}; {kinds}")
     shown = [artefact for name, artefact in plan.artefacts.items() if target in (name, artefact.paper)]
     return [node for artefact in shown for node in plan.reads(artefact).values()]
@@ -116,7 +123,10 @@ def devices_of(plan: Plan) -> list[str | None]:
     if not plan.gpus("finetune"):
         return [None]
     if not (found := gpus.visible()):
-        raise ConfigError(f"scale {plan.scale!r} computes on GPUs, and nvidia-smi lists none; possible: --device cpu, or a machine with a GPU")
+        raise ConfigError(
+            f"scale {plan.scale!r} computes on GPUs, and nvidia-smi lists none; possible: --device cpu, or a"
+            " machine with a GPU"
+        )
     return list(found)
 
 
@@ -129,16 +139,26 @@ def records_of(plan: Plan, node: Node) -> list[dict[str, Any]]:
 
 
 def seconds_of(plan: Plan, node: Node) -> float | None:
-    """How long a committed record says that a node's work took, the longest of several; None where none is committed."""
+    """How long a committed record says that a node's work took, the longest of several; None where none is
+    committed."""
     return max((record["wall_seconds"] for record in records_of(plan, node)), default=None)
 
 
 def command_of(plan: Plan, node: Node, threads: int, device: str | None = None) -> list[str]:
-    """The command that makes a node, on one GPU where it has a device: a fork of the process with the libraries, else a Python of its own."""
+    """The command that makes a node, on one GPU where it has a device: a fork of the process with the
+    libraries, else a Python of its own."""
     script = ["-I", "-S", warm.__file__] if warm.ADDRESS in os.environ else []
     given = ["--threads", str(threads)] if stages.stage(node.stage).torch else []
     given += ["--gpus", "1"] if device is not None else []
-    return [sys.executable, *script, "-m", "relinear.cli", *str(node).split(), *given, *shlex.split(plan.node_options())]
+    return [
+        sys.executable,
+        *script,
+        "-m",
+        "relinear.cli",
+        *str(node).split(),
+        *given,
+        *shlex.split(plan.node_options()),
+    ]
 
 
 def begun(plan: Plan, node: Node) -> bool:
@@ -147,7 +167,8 @@ def begun(plan: Plan, node: Node) -> bool:
 
 
 def copy_results(folder: Path, root: Path, out: Path, largest: int) -> None:
-    """Copy the files of a node's folder that have at most `largest` bytes to the same place below `out`, its record last."""
+    """Copy the files of a node's folder that have at most `largest` bytes to the same place below `out`, its
+    record last."""
     place = out / root.name / folder.relative_to(root)
     files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.stat().st_size <= largest]
     for path in sorted(files, key=lambda path: path.name == "run.json"):
@@ -159,8 +180,17 @@ def copy_results(folder: Path, root: Path, out: Path, largest: int) -> None:
 class Campaign:
     """The state of one campaign. `run` does it and returns what became of each node."""
 
-    def __init__(self, plan: Plan, nodes: list[Node], places: list[Place], minutes: float, *, out: Path | None = None,
-                 largest: int = 16 << 20, threads: int = 2) -> None:  # fmt: skip
+    def __init__(
+        self,
+        plan: Plan,
+        nodes: list[Node],
+        places: list[Place],
+        minutes: float,
+        *,
+        out: Path | None = None,
+        largest: int = 16 << 20,
+        threads: int = 2,
+    ) -> None:
         self.plan, self.places, self.out, self.largest, self.threads = plan, places, out, largest, threads
         self.begin = time.monotonic()
         self.end = self.begin + 60 * minutes - min(STOP_SECONDS, 6 * minutes)
@@ -171,7 +201,8 @@ class Campaign:
         self.logs = plan.root / "logs"
 
     def run(self) -> Outcome:
-        """Do the work until all is made or the time is over. Ctrl-C and SIGTERM end it as the end of the time does."""
+        """Do the work until all is made or the time is over. Ctrl-C and SIGTERM end it as the end of the time
+        does."""
         last, changed = time.monotonic(), True
         try:
             while self.waiting or self.busy():
@@ -210,14 +241,20 @@ class Campaign:
 
     def start(self) -> None:
         """Give each free place the first waiting node that it can do."""
-        waits = set(self.waiting) | {place.node for place in self.busy()} | set(self.outcome.failed) | set(self.outcome.left)
+        waits = (
+            set(self.waiting)
+            | {place.node for place in self.busy()}
+            | set(self.outcome.failed)
+            | set(self.outcome.left)
+        )
         for place in self.places:
             if place.process is None and (node := self.next_for(place, waits)) is not None:
                 self.waiting.remove(node)
                 self.launch(place, node)
 
     def next_for(self, place: Place, waits: set[Node]) -> Node | None:
-        """The first node for a place whose parents are all made and whose work fits into the time that is left."""
+        """The first node for a place whose parents are all made and whose work fits into the time that is
+        left."""
         for node in list(self.waiting):
             if kind_of(node) != place.kind or any(parent in waits for parent in self.parents[node]):
                 continue
@@ -240,7 +277,9 @@ class Campaign:
             environment |= {gpus.VISIBLE: place.device, gpus.PER_GPU: str(shared)}
         with self.log(node).open("wb") as log:
             command = command_of(self.plan, node, self.threads, place.device)
-            place.process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
+            place.process = subprocess.Popen(
+                command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
+            )
         place.node, place.began = node, time.monotonic()
 
     def log(self, node: Node) -> Path:
@@ -271,7 +310,8 @@ class Campaign:
         return True
 
     def stop(self) -> None:
-        """End what still runs. Where the results folder stays, a training goes on from the last checkpoint that it had written."""
+        """End what still runs. Where the results folder stays, a training goes on from the last checkpoint
+        that it had written."""
         self.collect()
         for place in self.busy():
             place.process.send_signal(signal.SIGTERM)
@@ -284,7 +324,8 @@ class Campaign:
                 place.process.wait()
             if not self.made(place.node):
                 self.outcome.left[place.node] = (
-                    "was not at its end when the time was over; where this folder stays, it goes on from its last checkpoint"
+                    "was not at its end when the time was over; where this folder stays, it goes on from its"
+                    " last checkpoint"
                 )
             place.process = place.node = None
 
@@ -292,7 +333,10 @@ class Campaign:
         """One line on where the campaign stands."""
         ended = len(self.outcome.made) + len(self.outcome.failed)
         now = ", ".join(str(place.node) for place in self.busy())
-        return f"{ended} of {self.total} made, {max(self.end - time.monotonic(), 0) / 60:.1f} min left; at work: {now or 'nothing'}"
+        return (
+            f"{ended} of {self.total} made, {max(self.end - time.monotonic(), 0) / 60:.1f} min left; at work:"
+            f" {now or 'nothing'}"
+        )
 
     def say(self, line: str) -> None:
         """Print a line with the seconds since the begin."""
@@ -301,12 +345,22 @@ class Campaign:
 
 def summary(outcome: Outcome, targets: Sequence[str], plan: Plan) -> list[str]:
     """Lines for the end: what was made, which targets are whole, what failed and what is left."""
-    lines = [f"{len(outcome.made)} made, {len(outcome.stood)} that these need stood before, {len(outcome.failed)} failed, {len(outcome.left)} left"]
+    lines = [
+        f"{len(outcome.made)} made, {len(outcome.stood)} that these need stood before, {len(outcome.failed)}"
+        f" failed, {len(outcome.left)} left"
+    ]
     for target in targets:
         lacks = [node for node in _measurements(plan, target) if not plan.finished(node)]
         drawn = plan.artefacts.get(target) if "/" not in target else None
-        draw = f"; `relinear draw {drawn.paper} {drawn.stem} {plan.node_options()}` draws it" if drawn is not None else ""
-        lines.append(f"{target}: {f'{len(lacks)} measurements are missing' if lacks else f'all measurements are there{draw}'}")
+        draw = (
+            f"; `relinear draw {drawn.paper} {drawn.stem} {plan.node_options()}` draws it"
+            if drawn is not None
+            else ""
+        )
+        lines.append(
+            f"{target}:"
+            f" {f'{len(lacks)} measurements are missing' if lacks else f'all measurements are there{draw}'}"
+        )
     lines += [f"failed: {node}: {why}" for node, why in outcome.failed.items()]
     lines += [f"left: {node}: {why}" for node, why in list(outcome.left.items())[:SHOWN]]
     if len(outcome.left) > SHOWN:

@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-MANIFEST = "reference.json"  # in a folder of committed results (`relinear.tracking.committed`), which are another clone's
+# in a folder of committed results (`relinear.tracking.committed`), which are another clone's
+MANIFEST = "reference.json"
 
 
 def sha256(path: Path) -> str:
@@ -20,12 +21,13 @@ def sha256(path: Path) -> str:
 
 @contextmanager
 def aside(path: Path) -> Iterator[Path]:
-    """A path to write to. The file takes the path's place when the block ends, so that a reader sees the old file or the new one, never half of
-    it."""
+    """A path to write to. The file takes the path's place when the block ends, so that a reader sees the old
+    file or the new one, never half of it."""
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     yield unfinished
     with unfinished.open("rb") as file:
-        os.fsync(file.fileno())  # otherwise a machine that goes down after the rename leaves a file of length 0
+        # otherwise a machine that goes down after the rename leaves a file of length 0
+        os.fsync(file.fileno())
     os.replace(unfinished, path)
 
 
@@ -37,7 +39,8 @@ def write_json(path: Path, value: Any) -> None:
 
 @contextmanager
 def folder_aside(path: Path) -> Iterator[Path]:
-    """As `aside`, for a folder that the block makes and fills. If the block fails, its files are removed and the old folder stays."""
+    """As `aside`, for a folder that the block makes and fills. If the block fails, its files are removed and
+    the old folder stays."""
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         yield scratch

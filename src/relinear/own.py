@@ -1,7 +1,8 @@
 """A model and a text of one's own, linearized by a paper's recipe: `relinear linearize`.
 
-Nothing here trains. The model, the text and the runs become entries of a catalogue in memory, beside those of `workflow/`, and the stages
-that the papers' runs go through do the rest: records, checkpoints, MLflow, measurements.
+Nothing here trains. The model, the text and the runs become entries of a catalogue in memory, beside those of
+`workflow/`, and the stages that the papers' runs go through do the rest: records, checkpoints, MLflow,
+measurements.
 """
 
 import fnmatch
@@ -37,16 +38,19 @@ from relinear.train.finetune import require_targets
 from relinear.weights import files_of
 
 SCALE = "own"  # the scale's name in records
-RECIPES = {"lolcats": "lolcats_window"}  # method -> the run of runs.yaml with its recipe, where that has another name
+# method -> the run of runs.yaml with its recipe, where that has another name
+RECIPES = {"lolcats": "lolcats_window"}
 MOST = 10_000_000  # unique training tokens of a step, as the papers have
 PAPERS = "alpaca"  # the text that recipes name, for which one's own stands in
 MODEL_FILES = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
-TEXT_FILES = ("*.parquet", "*.jsonl", "*.json", "*.txt")  # of a data set on the hub, the first kind that it has
+# of a data set on the hub, the first kind that it has
+TEXT_FILES = ("*.parquet", "*.jsonl", "*.json", "*.txt")
 GATE_TOKENS = 256
 
 
 class Amounts(NamedTuple):
-    """The amounts of training and measuring: unique `tokens` a step, read `epochs` times in sequences of `seq_len`, batch x accumulate a step."""
+    """The amounts of training and measuring: unique `tokens` a step, read `epochs` times in sequences of
+    `seq_len`, batch x accumulate a step."""
 
     tokens: int | None = None  # None: all that there are, and no more than the papers have
     epochs: int = 2
@@ -65,7 +69,8 @@ USUAL = Amounts()
 
 
 class Entries(NamedTuple):
-    """What a plan has beside `workflow/`: the name of its folder, its scale, and the entries of the catalogue."""
+    """What a plan has beside `workflow/`: the name of its folder, its scale, and the entries of the
+    catalogue."""
 
     name: str
     scale: Scale
@@ -126,22 +131,45 @@ class OwnPlan(Plan):
 
 
 def run(
-    model: str, data: str, method: str, out: Path, *, run_node: Callable[[OwnPlan, Node], None], results: Path = Path("results"),
-    amounts: Amounts = USUAL, reader: str | None = None, column: str | None = None, device: str | None = None, dtype: str = "auto", seed: int = 0,
-) -> str:  # fmt: skip
-    """Linearize `model` by the recipe of `method` on the text `data`, measure it beside its teacher, and export it to the folder `out`.
+    model: str,
+    data: str,
+    method: str,
+    out: Path,
+    *,
+    run_node: Callable[[OwnPlan, Node], None],
+    results: Path = Path("results"),
+    amounts: Amounts = USUAL,
+    reader: str | None = None,
+    column: str | None = None,
+    device: str | None = None,
+    dtype: str = "auto",
+    seed: int = 0,
+) -> str:
+    """Linearize `model` by the recipe of `method` on the text `data`, measure it beside its teacher, and
+    export it to the folder `out`.
 
     Args:
         model: a folder with config.json and safetensors, or a name on the hub.
         data: a file or a folder of JSON lines, JSON, parquet or text, or the name of a data set on the hub.
         method: an attention method, or a run of runs.yaml whose method, options and steps are taken.
-        run_node: runs one node of the plan; a node that is finished stays as it is, and one that was interrupted goes on.
+        run_node: runs one node of the plan; a node that is finished stays as it is, and one that was
+        interrupted goes on.
 
     Returns the perplexities as a table. Raises UserError before any work for whatever cannot work.
     """
     require_ours(out.resolve())
     name, plan = planned(
-        model, data, method, out, results=results, amounts=amounts, reader=reader, column=column, device=device, dtype=dtype, seed=seed
+        model,
+        data,
+        method,
+        out,
+        results=results,
+        amounts=amounts,
+        reader=reader,
+        column=column,
+        device=device,
+        dtype=dtype,
+        seed=seed,
     )
     rows = measured(plan, name)
     nodes = plan.check_nodes([*(plan.node("measure", *address) for address in rows.values())])
@@ -155,10 +183,21 @@ def run(
 
 
 def planned(
-    model: str, data: str, method: str, out: Path, *, results: Path = Path("results"), amounts: Amounts = USUAL, reader: str | None = None,
-    column: str | None = None, device: str | None = None, dtype: str = "auto", seed: int = 0,
-) -> tuple[str, OwnPlan]:  # fmt: skip
-    """The run's name, and a plan that has it, its teacher and itself untrained. Raises UserError for whatever cannot work."""
+    model: str,
+    data: str,
+    method: str,
+    out: Path,
+    *,
+    results: Path = Path("results"),
+    amounts: Amounts = USUAL,
+    reader: str | None = None,
+    column: str | None = None,
+    device: str | None = None,
+    dtype: str = "auto",
+    seed: int = 0,
+) -> tuple[str, OwnPlan]:
+    """The run's name, and a plan that has it, its teacher and itself untrained. Raises UserError for whatever
+    cannot work."""
     base = Plan(results=results, seed=seed)
     recipe = recipe_of(base, method)
     model_asset = found(model, "model", base.catalogue)
@@ -168,41 +207,62 @@ def planned(
     tokenizer = tokenizer_of(folder, config)
     data_asset = found(data, "dataset", base.catalogue)
     source = assets.obtain(data_asset.name, verify=True, assets={data_asset.name: data_asset})
-    files = data_asset.files if isinstance(data_asset, Own) else [PurePath(member) for member in data_asset.members]
+    files = (
+        data_asset.files
+        if isinstance(data_asset, Own)
+        else [PurePath(member) for member in data_asset.members]
+    )
     reader = readers.chosen(data_asset.name, files, reader or by_ending(data, files))
     documents = text.documents(data_asset.name, source, reader=reader, column=column)
     amounts = fitting(amounts, entry.positions, counted(documents, tokenizer, amounts), data)
-    options = text_stage.Options(sources=(data_asset.name,), heldout_source=data_asset.name, reader=reader, column=column)
+    options = text_stage.Options(
+        sources=(data_asset.name,), heldout_source=data_asset.name, reader=reader, column=column
+    )
     begins = {"model": model_asset.name}
     own = Run(**begins, method=recipe.method, options=recipe.options, steps=recipe.steps)
     label = slug(method)
     entries = Entries(
-        name=slug(out.resolve().name), scale=scale_of(amounts, data_asset.name, device, dtype),
-        assets={asset.name: asset for asset in (model_asset, data_asset)}, models={model_asset.name: entry},
+        name=slug(out.resolve().name),
+        scale=scale_of(amounts, data_asset.name, device, dtype),
+        assets={asset.name: asset for asset in (model_asset, data_asset)},
+        models={model_asset.name: entry},
         data={data_asset.name: Data(make="text", options=options.model_dump(mode="json"))},
-        runs={"teacher": Run(**begins), f"{label}_untrained": own.model_copy(update={"steps": ()}), label: own},
-    )  # fmt: skip
+        runs={
+            "teacher": Run(**begins),
+            f"{label}_untrained": own.model_copy(update={"steps": ()}),
+            label: own,
+        },
+    )
     plan = OwnPlan(scale=SCALE, results=results, seed=seed, entries=entries)
     say(plan, label, amounts)
     return label, plan
 
 
 def recipe_of(plan: Plan, method: str) -> Run:
-    """The run of runs.yaml whose method, options and steps are taken. Raises UserError for one that begins with another run, or of an encoder."""
+    """The run of runs.yaml whose method, options and steps are taken. Raises UserError for one that begins
+    with another run, or of an encoder."""
     name = RECIPES.get(method, method)
     if name not in plan.runs:
         able = ", ".join(m for m in attention.available() if RECIPES.get(m, m) in plan.runs)
-        raise UserError(f"no recipe for the method {method!r}; possible: {able}, or a run of workflow/papers/*/runs.yaml, such as lolcats_linear")
+        raise UserError(
+            f"no recipe for the method {method!r}; possible: {able}, or a run of workflow/papers/*/runs.yaml,"
+            " such as lolcats_linear"
+        )
     recipe = plan.runs[name]
     unfit = "begins where another run ends" if recipe.after else "trains nothing" if not recipe.steps else ""
     if not (unfit or (plan.models[recipe.model].causal and {"distill", "finetune"} >= recipe.recipes.keys())):
         unfit = "is of an encoder, or of a model from scratch"
     if unfit or recipe.method == "softmax":
         raise UserError(
-            f"the run {name!r} {unfit or 'has softmax attention'}; possible: a run that linearizes a pretrained decoder, such as lolcats_window"
+            f"the run {name!r} {unfit or 'has softmax attention'}; possible: a run that linearizes a"
+            " pretrained decoder, such as lolcats_window"
         )
-    amounts = {"dose", *_training.OF_BUDGET}  # those of one's own training are given, or the defaults of one's own scale
-    steps = tuple({stage: {**_without(settings, amounts), "data": PAPERS} for stage, settings in step.items()} for step in recipe.steps)
+    # those of one's own training are given, or the defaults of one's own scale
+    amounts = {"dose", *_training.OF_BUDGET}
+    steps = tuple(
+        {stage: {**_without(settings, amounts), "data": PAPERS} for stage, settings in step.items()}
+        for step in recipe.steps
+    )
     return recipe.model_copy(update={"steps": steps})
 
 
@@ -211,22 +271,38 @@ def _without(settings: Mapping[str, Any], names: Collection[str]) -> dict[str, A
 
 
 def found(given: str, kind: str, known: Mapping[str, Any]) -> Asset | Own:
-    """A file or a folder of this machine, else the files of a repository on the hub, as an asset. Raises UserError where it is neither."""
+    """A file or a folder of this machine, else the files of a repository on the hub, as an asset. Raises
+    UserError where it is neither."""
     path = Path(given).expanduser()
     name = slug(path.name if kind == "model" else path.stem)
     name = f"{name}_own" if name in known else name
     if path.exists():
         if kind == "model" and not (path / "config.json").is_file():
-            raise UserError(f"{given} holds no model: no config.json is in it; possible: a folder with config.json, safetensors and a tokenizer")
-        return Own(name=name, source="path", path=path.resolve(), members=MODEL_FILES if kind == "model" else tuple(f"*{e}" for e in readers.ENDINGS))
+            raise UserError(
+                f"{given} holds no model: no config.json is in it; possible: a folder with config.json,"
+                " safetensors and a tokenizer"
+            )
+        return Own(
+            name=name,
+            source="path",
+            path=path.resolve(),
+            members=MODEL_FILES if kind == "model" else tuple(f"*{e}" for e in readers.ENDINGS),
+        )
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", given):
-        possible = "a folder with config.json and safetensors" if kind == "model" else f"a file or a folder of {', '.join(readers.ENDINGS)}"
-        raise UserError(f"no file or folder at {given}; possible: {possible}, or a name on the hub, as owner/name")
+        possible = (
+            "a folder with config.json and safetensors"
+            if kind == "model"
+            else f"a file or a folder of {', '.join(readers.ENDINGS)}"
+        )
+        raise UserError(
+            f"no file or folder at {given}; possible: {possible}, or a name on the hub, as owner/name"
+        )
     return of_hub(given, name, kind)
 
 
 def of_hub(repository: str, name: str, kind: str) -> Asset:
-    """A repository of the hub at its newest commit, or at the one in the hub client's cache where no hub is reached."""
+    """A repository of the hub at its newest commit, or at the one in the hub client's cache where no hub is
+    reached."""
     from huggingface_hub import HfApi, snapshot_download
 
     about = {"repo_id": repository, "repo_type": kind}
@@ -240,24 +316,42 @@ def of_hub(repository: str, name: str, kind: str) -> Asset:
             folder = Path(snapshot_download(**about, local_files_only=True))
         except Exception:
             raise UserError(
-                f"{repository} is no file or folder here, and the hub did not give it: {type(error).__name__}: {error}. Possible: a path; a gated "
-                "repository wants its licence accepted on its page, then `hf auth login`"
+                f"{repository} is no file or folder here, and the hub did not give it:"
+                f" {type(error).__name__}: {error}. Possible: a path; a gated repository wants its licence"
+                " accepted on its page, then `hf auth login`"
             ) from None
-        commit, sizes = folder.name, {p.relative_to(folder).as_posix(): p.stat().st_size for p in folder.rglob("*") if p.is_file()}
+        commit, sizes = (
+            folder.name,
+            {p.relative_to(folder).as_posix(): p.stat().st_size for p in folder.rglob("*") if p.is_file()},
+        )
     members = wanted(list(sizes), kind)
     if not members:
         raise UserError(
-            f"{repository} has no files of the kinds {', '.join(MODEL_FILES if kind == 'model' else TEXT_FILES)}; it has {', '.join(sizes)[:300]}"
+            f"{repository} has no files of the kinds"
+            f" {', '.join(MODEL_FILES if kind == 'model' else TEXT_FILES)}; it has {', '.join(sizes)[:300]}"
         )
     size = max(sum(sizes[member] for member in members), 1)
-    return Asset(name=name, source="hub", repo_type=kind, package=repository, version=commit, members=tuple(members), licence=licence or "not stated",
-                 attribution=f"{repository} on the hub", download_bytes=size, bytes=size)  # fmt: skip
+    return Asset(
+        name=name,
+        source="hub",
+        repo_type=kind,
+        package=repository,
+        version=commit,
+        members=tuple(members),
+        licence=licence or "not stated",
+        attribution=f"{repository} on the hub",
+        download_bytes=size,
+        bytes=size,
+    )
 
 
 def wanted(names: list[str], kind: str) -> list[str]:
-    """The files that are read: a model's own, at the top; of a data set those of one kind, of its training split where the names tell."""
+    """The files that are read: a model's own, at the top; of a data set those of one kind, of its training
+    split where the names tell."""
     if kind == "model":
-        return sorted(n for n in names if "/" not in n and any(fnmatch.fnmatch(n, pattern) for pattern in MODEL_FILES))
+        return sorted(
+            n for n in names if "/" not in n and any(fnmatch.fnmatch(n, pattern) for pattern in MODEL_FILES)
+        )
     for pattern in TEXT_FILES:
         if fits := sorted(n for n in names if fnmatch.fnmatch(n, pattern)):
             return [n for n in fits if "train" in n] or fits
@@ -265,30 +359,41 @@ def wanted(names: list[str], kind: str) -> list[str]:
 
 
 def by_ending(given: str, files: list[Path] | list[PurePath]) -> str:
-    """The reader of files, by their endings alone. Raises UserError where they are of several kinds, or of none."""
+    """The reader of files, by their endings alone. Raises UserError where they are of several kinds, or of
+    none."""
     found = sorted({readers.ENDINGS[file.suffix] for file in files if file.suffix in readers.ENDINGS})
     if len(found) != 1:
         endings = ", ".join(sorted({file.suffix or file.name for file in files})) or "nothing"
-        raise UserError(f"{given} ends in {endings}; possible: files of one kind ({', '.join(readers.ENDINGS)}), or --reader with one of "
-                        f"{', '.join(readers.available())}")  # fmt: skip
+        raise UserError(
+            f"{given} ends in {endings}; possible: files of one kind ({', '.join(readers.ENDINGS)}), or"
+            f" --reader with one of {', '.join(readers.available())}"
+        )
     return found[0]
 
 
 def model_entry(name: str, folder: Path) -> tuple[Model, PreTrainedConfig]:
-    """The entry of models.yaml of a folder's model. Raises UserError for one without safetensors, and one whose attention no family knows."""
+    """The entry of models.yaml of a folder's model. Raises UserError for one without safetensors, and one
+    whose attention no family knows."""
     files_of(folder)
     config = folders.config_of(folder)
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        raise UserError(f"{folder} holds a {config.model_type!r}, which predicts no next token; possible: a decoder, such as Llama or Qwen3")
+        raise UserError(
+            f"{folder} holds a {config.model_type!r}, which predicts no next token; possible: a decoder, such"
+            " as Llama or Qwen3"
+        )
     family = families.of(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])
     dtype = str(config.dtype or torch.float32).removeprefix("torch.")
     if dtype not in DTYPES:
         raise UserError(f"{folder} has weights of {dtype}; possible: {', '.join(DTYPES)}")
-    return Model(family=family.name, assets=(name,), positions=config.max_position_embeddings, dtype=dtype), config
+    return (
+        Model(family=family.name, assets=(name,), positions=config.max_position_embeddings, dtype=dtype),
+        config,
+    )
 
 
 def check_recipe(recipe: Run, config: PreTrainedConfig, method: str) -> None:
-    """Raises UserError where a recipe does not fit a model: a method that cannot have its heads, an adapter's target that it does not have."""
+    """Raises UserError where a recipe does not fit a model: a method that cannot have its heads, an adapter's
+    target that it does not have."""
     with warnings.catch_warnings(), torch.device("meta"):
         warnings.simplefilter("ignore")
         try:
@@ -304,20 +409,27 @@ def check_recipe(recipe: Run, config: PreTrainedConfig, method: str) -> None:
 
 
 def tokenizer_of(folder: Path, config: PreTrainedConfig) -> PreTrainedTokenizerBase:
-    """A folder's tokenizer. Raises UserError where there is none, where it has no end of text, and where it has tokens that the model has not."""
+    """A folder's tokenizer. Raises UserError where there is none, where it has no end of text, and where it
+    has tokens that the model has not."""
     tokenizer = folders.tokenizer_of(folder)
     if tokenizer.eos_token_id is None:
-        raise UserError(f"the tokenizer in {folder} has no end of text (eos_token is None); possible: set tokenizer.eos_token to one of its "
-                        f"tokens, then tokenizer.save_pretrained({str(folder)!r})")  # fmt: skip
+        raise UserError(
+            f"the tokenizer in {folder} has no end of text (eos_token is None); possible: set"
+            f" tokenizer.eos_token to one of its tokens, then tokenizer.save_pretrained({str(folder)!r})"
+        )
     if len(tokenizer) > config.vocab_size:
         raise UserError(
-            f"the tokenizer in {folder} has {len(tokenizer):,} tokens, and its model {config.vocab_size:,}; possible: the model's own tokenizer"
+            f"the tokenizer in {folder} has {len(tokenizer):,} tokens, and its model {config.vocab_size:,};"
+            " possible: the model's own tokenizer"
         )
     return tokenizer
 
 
-def counted(documents: Iterator[text.Document], tokenizer: PreTrainedTokenizerBase, amounts: Amounts) -> dict[str, int]:
-    """The tokens to train on and the held-out ones, as the text stage will have them; counting ends where there are enough of both."""
+def counted(
+    documents: Iterator[text.Document], tokenizer: PreTrainedTokenizerBase, amounts: Amounts
+) -> dict[str, int]:
+    """The tokens to train on and the held-out ones, as the text stage will have them; counting ends where
+    there are enough of both."""
     enough = {"train": amounts.tokens or MOST, "heldout": amounts.heldout_tokens}
     found, seen, separator = dict.fromkeys(enough, 0), set(), len(text.document_separator(tokenizer))
     for document in documents:
@@ -327,7 +439,9 @@ def counted(documents: Iterator[text.Document], tokenizer: PreTrainedTokenizerBa
         seen.add(digest)
         split = "heldout" if text._is_heldout(digest) else "train"
         if found[split] < enough[split]:
-            parts = tokenizer([document.prompt, document.text], add_special_tokens=False, verbose=False)["input_ids"]
+            parts = tokenizer([document.prompt, document.text], add_special_tokens=False, verbose=False)[
+                "input_ids"
+            ]
             found[split] += separator + sum(map(len, parts)) + bool(document.prompt)
         if all(found[name] >= many for name, many in enough.items()):
             break
@@ -335,44 +449,64 @@ def counted(documents: Iterator[text.Document], tokenizer: PreTrainedTokenizerBa
 
 
 def fitting(amounts: Amounts, positions: int, there: Mapping[str, int], data: str) -> Amounts:
-    """The amounts as they will be. Raises UserError for too few tokens, and for sequences that the model cannot read."""
+    """The amounts as they will be. Raises UserError for too few tokens, and for sequences that the model
+    cannot read."""
     seq_len = amounts.seq_len or min(1024, positions)
     if not 2 <= seq_len <= positions:
-        raise UserError(f"--seq-len must be at least 2 and at most the model's {positions} positions; got {seq_len}")
+        raise UserError(
+            f"--seq-len must be at least 2 and at most the model's {positions} positions; got {seq_len}"
+        )
     if amounts.tokens and amounts.tokens > there["train"]:
-        raise UserError(f"--tokens {amounts.tokens:,} asked for; {data} has {there['train']:,} to train on, a tenth of its documents held out")
+        raise UserError(
+            f"--tokens {amounts.tokens:,} asked for; {data} has {there['train']:,} to train on, a tenth of"
+            " its documents held out"
+        )
     tokens = (amounts.tokens or min(MOST, there["train"])) // seq_len * seq_len
     if tokens * amounts.epochs < (step := amounts.sequences * seq_len):
         raise UserError(
-            f"{data} gives {tokens:,} training tokens in sequences of {seq_len}, read {amounts.epochs} times; one step takes {step:,} "
-            f"(--batch-size {amounts.batch_size} x --accumulate {amounts.accumulate} x --seq-len {seq_len}). Possible: more text, or smaller steps"
+            f"{data} gives {tokens:,} training tokens in sequences of {seq_len}, read {amounts.epochs} times;"
+            f" one step takes {step:,} (--batch-size {amounts.batch_size} x --accumulate {amounts.accumulate}"
+            f" x --seq-len {seq_len}). Possible: more text, or smaller steps"
         )
     heldout = min(amounts.heldout_tokens, there["heldout"]) // seq_len * seq_len
     if heldout < 2 * seq_len:
         raise UserError(
-            f"{data} gives {there['heldout']:,} held-out tokens, a tenth of its documents by their hash; a perplexity needs two sequences of "
-            f"{seq_len}. Possible: more documents, or a smaller --seq-len"
+            f"{data} gives {there['heldout']:,} held-out tokens, a tenth of its documents by their hash; a"
+            f" perplexity needs two sequences of {seq_len}. Possible: more documents, or a smaller --seq-len"
         )
     return amounts._replace(tokens=tokens, seq_len=seq_len, heldout_tokens=heldout)
 
 
 def scale_of(amounts: Amounts, data: str, device: str | None, dtype: str) -> Scale:
     """The amounts and the hardware as a scale has them."""
-    budget = {"epochs": amounts.epochs, "seq_len": amounts.seq_len, "batch_size": amounts.batch_size, "accumulate": amounts.accumulate}
+    budget = {
+        "epochs": amounts.epochs,
+        "seq_len": amounts.seq_len,
+        "batch_size": amounts.batch_size,
+        "accumulate": amounts.accumulate,
+    }
     checked = _training.Budget(**budget).model_dump()
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     windows = {"tokens": amounts.heldout_tokens, "seq_len": amounts.seq_len, "batch_size": amounts.batch_size}
     return Scale(
-        stand_ins=StandIns(data={PAPERS: data}), text=TextBudget(train_tokens=amounts.tokens, heldout_tokens=amounts.heldout_tokens),
+        stand_ins=StandIns(data={PAPERS: data}),
+        text=TextBudget(train_tokens=amounts.tokens, heldout_tokens=amounts.heldout_tokens),
         train={"distill": checked | {"activations": False}, "finetune": checked},
-        measures={"gate": dict.fromkeys(("tokens", "seq_len"), min(GATE_TOKENS, amounts.seq_len)), "perplexity": windows},
-        hardware=Hardware(device=device, dtype=dtype, checkpoint_seconds=60), jobs=Jobs(memory_mb=16000, minutes={"default": 1440}),
-    )  # fmt: skip
+        measures={
+            "gate": dict.fromkeys(("tokens", "seq_len"), min(GATE_TOKENS, amounts.seq_len)),
+            "perplexity": windows,
+        },
+        hardware=Hardware(device=device, dtype=dtype, checkpoint_seconds=60),
+        jobs=Jobs(memory_mb=16000, minutes={"default": 1440}),
+    )
 
 
 def measured(plan: OwnPlan, name: str) -> dict[str, tuple[str, str]]:
     """The rows of the report: words -> run and measure."""
-    rows = {"the teacher": ("teacher", "perplexity"), "linearized, not trained": (f"{name}_untrained", "perplexity")}
+    rows = {
+        "the teacher": ("teacher", "perplexity"),
+        "linearized, not trained": (f"{name}_untrained", "perplexity"),
+    }
     if len(plan.run(name).run.recipes) > 1:
         rows["after the transfer"] = (name, "perplexity_before")
     return rows | {"at its end": (name, "perplexity")}
@@ -382,8 +516,15 @@ def say(plan: OwnPlan, name: str, amounts: Amounts) -> None:
     """One line on what will be done."""
     resolved = plan.run(name)
     steps = amounts.tokens * amounts.epochs // (amounts.sequences * amounts.seq_len)
-    each = ", ".join(f"{stage} {plan.settings(Node(stage, name))['budget']['epochs'] * amounts.tokens:,} tokens" for stage in resolved.run.recipes)
-    print(f"{resolved.model} by {resolved.run.method} ({resolved.run.variant}): {each}, some {steps:,} steps each; work in {plan.root}", flush=True)
+    each = ", ".join(
+        f"{stage} {plan.settings(Node(stage, name))['budget']['epochs'] * amounts.tokens:,} tokens"
+        for stage in resolved.run.recipes
+    )
+    print(
+        f"{resolved.model} by {resolved.run.method} ({resolved.run.variant}): {each}, some {steps:,} steps"
+        f" each; work in {plan.root}",
+        flush=True,
+    )
 
 
 def report(plan: OwnPlan, rows: Mapping[str, tuple[str, str]]) -> str:

@@ -1,4 +1,5 @@
-"""Records of finished stages and of drawings, which are whole or as if they were not there: each names its files by sha256."""
+"""Records of finished stages and of drawings, which are whole or as if they were not there: each names its
+files by sha256."""
 
 import functools
 import hashlib
@@ -18,10 +19,13 @@ from relinear.schemas import DEEPEST, BrokenError, Form, Manifest, Metrics, Reco
 SCHEMA = 2  # the schema of run.json that this version writes, and the only one that it reads
 ASIDE = "run.json.broken"
 AHEAD = 5.0  # seconds that another machine's clock may be ahead
-LIGHT = 1 << 20  # bytes of a file that is hashed whenever rules are read; of a larger one, such as weights, the size is compared
+# bytes of a file that is hashed whenever rules are read; of a larger one, such as weights, the size is
+# compared
+LIGHT = 1 << 20
 
 
-_good: set[tuple[Path, int, int, int, int]] = set()  # records that had their form, as the file system has them
+# records that had their form, as the file system has them
+_good: set[tuple[Path, int, int, int, int]] = set()
 
 
 def read(folder: Path) -> dict[str, Any] | None:
@@ -42,7 +46,8 @@ def read(folder: Path) -> dict[str, Any] | None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The mapping that a JSON file holds. Raises BrokenError for a file that holds none, or one that is nested too deep."""
+    """The mapping that a JSON file holds. Raises BrokenError for a file that holds none, or one that is
+    nested too deep."""
     try:
         found = json.loads(store.read(path))
     except (OSError, ValueError) as error:
@@ -55,8 +60,8 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def check_metrics(folder: Path, measured: bool = False) -> None:
-    """Raise BrokenError for a metrics.json that cannot be read, for readings that have not their form, and, of a `measured` run, for one without
-    readings or facts."""
+    """Raise BrokenError for a metrics.json that cannot be read, for readings that have not their form, and,
+    of a `measured` run, for one without readings or facts."""
     path = folder / "metrics.json"
     metrics = read_json(path)
     if lacking := [name for name in ("readings", "facts") if measured and name not in metrics]:
@@ -72,16 +77,19 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 
 def place(folder: Path | str) -> Path:
-    """The place of a stage's folder within its results: `runs/<run>/<stage>`, or `models/<name>`, `text/<name>` and so on.
+    """The place of a stage's folder within its results: `runs/<run>/<stage>`, or `models/<name>`,
+    `text/<name>` and so on.
 
-    A record's `parents` have paths on the machine that made it. Below the results as they lie now, a parent is at this place.
+    A record's `parents` have paths on the machine that made it. Below the results as they lie now, a parent
+    is at this place.
     """
     parts = Path(folder).parts
     return Path(*parts[-3:]) if parts[-3:-2] == ("runs",) else Path(*parts[-2:])
 
 
 def trained_at(config: Mapping[str, Any]) -> dict[str, float]:
-    """The peak learning rates of a training step, `lr` and where it has one `method_lr`, from the `config` of its record.
+    """The peak learning rates of a training step, `lr` and where it has one `method_lr`, from the `config` of
+    its record.
 
     Older records have the rates of runs.yaml beside the scale's `lr_floor`, which their training applied.
     """
@@ -91,27 +99,42 @@ def trained_at(config: Mapping[str, Any]) -> dict[str, float]:
 
 def entries(folder: Path, files: Iterable[Path]) -> dict[str, dict[str, Any]]:
     """Name in the folder -> sha256 and bytes of each file, which is what a record says of it."""
-    return {path.relative_to(folder).as_posix(): {"sha256": sha256(path), "bytes": path.stat().st_size} for path in files}
+    return {
+        path.relative_to(folder).as_posix(): {"sha256": sha256(path), "bytes": path.stat().st_size}
+        for path in files
+    }
 
 
 def difference(folder: Path, record: dict[str, Any], name: str, of: str = "run.json") -> str | None:
-    """The way in which a file of a folder differs from its record, which is called `of`; None where it does not."""
+    """The way in which a file of a folder differs from its record, which is called `of`; None where it does
+    not."""
     path, expected = folder / name, record["artefacts"].get(name, {}).get("sha256", "no such file")
     if path.is_file():
         got = _sha256_now(path)
     else:
         got = hashlib.sha256(store.read(path)).hexdigest() if store.exists(path) else "no file"
-    return None if got == expected else f"{path} is not what its {of} says: sha256 {got} got, {expected} expected"
+    return (
+        None
+        if got == expected
+        else f"{path} is not what its {of} says: sha256 {got} got, {expected} expected"
+    )
 
 
 def differs(folder: Path, record: dict[str, Any], of: str = "run.json", light: bool = False) -> str | None:
-    """The way in which the first file that differs from a record does so; None where all are as the record says.
+    """The way in which the first file that differs from a record does so; None where all are as the record
+    says.
 
     `light`: of files of more than `LIGHT` bytes, whose reading takes long, the size alone is compared.
     """
     for name, entry in record["artefacts"].items():
         size = entry.get("bytes")
-        if light and isinstance(size, int) and size > LIGHT and (folder / name).is_file() and (folder / name).stat().st_size == size:
+        if (
+            light
+            and isinstance(size, int)
+            and size > LIGHT
+            and (folder / name).is_file()
+            and (folder / name).stat().st_size == size
+        ):
             continue
         if wrong := difference(folder, record, name, of):
             return wrong
@@ -119,7 +142,8 @@ def differs(folder: Path, record: dict[str, Any], of: str = "run.json", light: b
 
 
 def _sha256_now(path: Path) -> str:
-    """The file's sha256. A process that asks again reads the file again only if it was written to or replaced."""
+    """The file's sha256. A process that asks again reads the file again only if it was written to or
+    replaced."""
     return _sha256_of(path, *_now(path))
 
 
@@ -135,19 +159,25 @@ def _sha256_of(path: Path, *_: int) -> str:
 
 
 def believed(folder: Path) -> dict[str, Any] | None:
-    """The record of a stage whose metrics.json is the one that it names, if it names one; None where there is no record.
+    """The record of a stage whose metrics.json is the one that it names, if it names one; None where there is
+    no record.
 
     Raises BrokenError for any other folder.
     """
     record = read(folder)
-    if record is not None and "metrics.json" in record["artefacts"] and (wrong := difference(folder, record, "metrics.json")):
+    if (
+        record is not None
+        and "metrics.json" in record["artefacts"]
+        and (wrong := difference(folder, record, "metrics.json"))
+    ):
         raise BrokenError(wrong)
     return record
 
 
 def whole(folder: Path) -> dict[str, Any] | None:
-    """The record of a stage in the folder that it was made in, whose files are all there: small ones as the record names them, large ones of that
-    size. None where there is no record. Raises BrokenError for any other folder."""
+    """The record of a stage in the folder that it was made in, whose files are all there: small ones as the
+    record names them, large ones of that size. None where there is no record. Raises BrokenError for any
+    other folder."""
     record = believed(folder)
     if record is not None and (wrong := differs(folder, record, light=True)):
         raise BrokenError(wrong)
@@ -155,7 +185,8 @@ def whole(folder: Path) -> dict[str, Any] | None:
 
 
 def finished(folder: Path, check: Callable[[Path], dict[str, Any] | None] = whole) -> dict[str, Any] | None:
-    """The record as of `whole`, or of another check. A broken record is None too, and one line on stderr says why."""
+    """The record as of `whole`, or of another check. A broken record is None too, and one line on stderr says
+    why."""
     try:
         return check(folder)
     except BrokenError as error:
@@ -164,7 +195,8 @@ def finished(folder: Path, check: Callable[[Path], dict[str, Any] | None] = whol
 
 
 def set_aside(root: Path) -> Iterator[str]:
-    """Rename each record of a scale's results whose folder is not `whole`, so that rules see that its stage is not finished; a line for each."""
+    """Rename each record of a scale's results whose folder is not `whole`, so that rules see that its stage
+    is not finished; a line for each."""
     for path in sorted({*root.glob("*/*/run.json"), *root.glob("runs/*/*/run.json")}):
         try:
             whole(path.parent)
@@ -177,16 +209,25 @@ def set_aside(root: Path) -> Iterator[str]:
 
 
 def from_the_future(root: Path, specs: Iterable[Path] = ()) -> Iterator[str]:
-    """Give what rules compare the times of, records and drawings of a scale and specs, the time of now where a file has one in the future; a line
-    where there are any."""
+    """Give what rules compare the times of, records and drawings of a scale and specs, the time of now where
+    a file has one in the future; a line where there are any."""
     now, found = time.time(), 0
-    for path in {*root.glob("*/*"), *root.glob("*/*/*.json"), *root.glob("runs/*/*/*.json"), *root.parent.glob("*table2.*"), *specs}:
+    for path in {
+        *root.glob("*/*"),
+        *root.glob("*/*/*.json"),
+        *root.glob("runs/*/*/*.json"),
+        *root.parent.glob("*table2.*"),
+        *specs,
+    }:
         with suppress(FileNotFoundError):
             if path.stat().st_mtime > now + AHEAD and path.is_file():
                 os.utime(path, (now, now))
                 found += 1
     if found:
-        yield f"{found} files of {root} or of its tables' specs have times in the future; they have the time of now instead"
+        yield (
+            f"{found} files of {root} or of its tables' specs have times in the future; they have the time of"
+            " now instead"
+        )
 
 
 def put_aside(folder: Path) -> None:
@@ -209,17 +250,21 @@ def write_drawing(path: Path, artefact: str, files: Iterable[Path], not_run: int
     `not_run` counts the measurements that were not finished when it was drawn.
     """
     lacking = {"not_run": not_run} if not_run else {}
-    write_json(path, {"schema": SCHEMA, "artefact": artefact, **lacking, "artefacts": entries(path.parent, files)})
+    write_json(
+        path, {"schema": SCHEMA, "artefact": artefact, **lacking, "artefacts": entries(path.parent, files)}
+    )
 
 
 def drawn_early(path: Path) -> str | None:
-    """A sentence about a table or figure that was drawn before its measurements were finished; None for any other record."""
+    """A sentence about a table or figure that was drawn before its measurements were finished; None for any
+    other record."""
     lacking = read_json(path).get("not_run")
     return f"{path} is of a drawing in which {lacking} measurements are `not run`" if lacking else None
 
 
 def drawn_otherwise(path: Path) -> str | None:
-    """The way in which a table or figure differs from its record at `path`; None where every file is as the record says."""
+    """The way in which a table or figure differs from its record at `path`; None where every file is as the
+    record says."""
     if not path.is_file():
         return f"{path} is not there"
     try:
@@ -227,7 +272,12 @@ def drawn_otherwise(path: Path) -> str | None:
     except BrokenError as error:
         return str(error)
     named = record.get("artefacts")
-    if record.get("schema") != SCHEMA or not isinstance(named, dict) or not named or not all(isinstance(entry, dict) for entry in named.values()):
+    if (
+        record.get("schema") != SCHEMA
+        or not isinstance(named, dict)
+        or not named
+        or not all(isinstance(entry, dict) for entry in named.values())
+    ):
         return f"{path} is no record of a drawing"
     return differs(path.parent, record, path.name)
 
@@ -236,24 +286,32 @@ def drawn_otherwise(path: Path) -> str | None:
 
 
 def otherwise(folder: Path, record: dict[str, Any]) -> str | None:
-    """The way in which a stage's folder differs from what was committed of it, or, where nothing was, from its record; None where it does not."""
+    """The way in which a stage's folder differs from what was committed of it, or, where nothing was, from
+    its record; None where it does not."""
     home = _home(folder)
     if home is None:
         return differs(folder, record)
     inside = folder.relative_to(home).as_posix() + "/"
-    named = [home / name for name in named_in(home / MANIFEST) if name.startswith(inside) or name in store.FILES]
+    named = [
+        home / name for name in named_in(home / MANIFEST) if name.startswith(inside) or name in store.FILES
+    ]
     there = [path for path in folder.rglob("*") if path.is_file()]
     return next(filter(None, map(_committed_otherwise, sorted({*named, *there}))), None)
 
 
 def _behind(path: Path) -> Path:
     """The file that has what is read at a node's path: itself, or the table of nodes of a store."""
-    return path if path.is_file() or (found := store.packed(path.parent)) is None else found[0].place / store.NODES
+    return (
+        path
+        if path.is_file() or (found := store.packed(path.parent)) is None
+        else found[0].place / store.NODES
+    )
 
 
 def require_committed(path: Path) -> None:
-    """Raise BrokenError where a committed file is not what the reference.json of its folder names. A benchmark's folder has no reference.json, and
-    its files are taken as they are; so are files that are not committed."""
+    """Raise BrokenError where a committed file is not what the reference.json of its folder names. A
+    benchmark's folder has no reference.json, and its files are taken as they are; so are files that are not
+    committed."""
     if wrong := _committed_otherwise(path):
         raise BrokenError(wrong)
 
@@ -276,7 +334,10 @@ def _committed_otherwise(path: Path) -> str | None:
     got = _sha256_now(path) if path.is_file() else "no file"
     if got == expected:
         return None
-    return f"{path} is not what {home / MANIFEST} says: sha256 {got} got, {expected} expected; `git checkout {home}` restores what was committed"
+    return (
+        f"{path} is not what {home / MANIFEST} says: sha256 {got} got, {expected} expected; `git checkout"
+        f" {home}` restores what was committed"
+    )
 
 
 def named_in(manifest: Path) -> dict[str, str]:

@@ -1,4 +1,5 @@
-"""The form of every JSON file that stages and exports leave, checked once when one is read: somebody else may have made it, or handed it over."""
+"""The form of every JSON file that stages and exports leave, checked once when one is read: somebody else may
+have made it, or handed it over."""
 
 from datetime import UTC, datetime
 from typing import Annotated, Any, TypeVar
@@ -8,7 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from relinear.errors import UserError
 
 DEEPEST = 40  # levels of a JSON file; ours have eight at most
-FIRST, LAST = datetime(2020, 1, 1, tzinfo=UTC), datetime(2100, 1, 1, tzinfo=UTC)  # between them every record was started
+# between them every record was started
+FIRST, LAST = datetime(2020, 1, 1, tzinfo=UTC), datetime(2100, 1, 1, tzinfo=UTC)
 SHOWN = 80  # characters of a wrong value in its error
 
 Count = Annotated[int, Field(ge=0, le=2**63 - 1)]
@@ -158,11 +160,13 @@ Kind = TypeVar("Kind", bound=Form)
 
 
 class BrokenError(UserError):
-    """A file that exists and cannot be believed. The message names the file and the fault, and the field and its value where there is one."""
+    """A file that exists and cannot be believed. The message names the file and the fault, and the field and
+    its value where there is one."""
 
 
 def require(kind: type[Kind], data: Any, where: object) -> Kind:
-    """The data, which `where` holds, in this form. Raises BrokenError for the first field that is missing or of another type."""
+    """The data, which `where` holds, in this form. Raises BrokenError for the first field that is missing or
+    of another type."""
     if not isinstance(data, dict):
         raise BrokenError(f"{where} must hold a JSON object; got a {type(data).__name__}")
     if deep(data):
@@ -176,14 +180,21 @@ def require(kind: type[Kind], data: Any, where: object) -> Kind:
             raise BrokenError(f"{where} lacks {at}") from None
         said = first["msg"].removeprefix("Value error, ")
         got = repr(first["input"])
-        raise BrokenError(f"{where}: {at}: {said}; got {got if len(got) <= SHOWN else f'{got[:SHOWN]} ...'}") from None
+        raise BrokenError(
+            f"{where}: {at}: {said}; got {got if len(got) <= SHOWN else f'{got[:SHOWN]} ...'}"
+        ) from None
 
 
 def deep(data: Any) -> bool:
     """Whether a value is nested deeper than `DEEPEST` levels."""
     level = [data]
     for _ in range(DEEPEST):
-        level = [part for value in level if isinstance(value, dict | list) for part in (value.values() if isinstance(value, dict) else value)]
+        level = [
+            part
+            for value in level
+            if isinstance(value, dict | list)
+            for part in (value.values() if isinstance(value, dict) else value)
+        ]
         if not level:
             return False
     return any(isinstance(value, dict | list) for value in level)

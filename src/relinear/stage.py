@@ -1,9 +1,12 @@
-"""Running one stage: verified parents in, one folder out, whole or not at all; a lock, a record, a mirror in MLflow.
+"""Running one stage: verified parents in, one folder out, whole or not at all; a lock, a record, a mirror in
+MLflow.
 
-A stage writes into a scratch folder beside its place and is moved there by one rename when its run.json is complete. What survives an
-interruption (checkpoints, answers, the attempt count) lies in `<results>/<scale>/.work/<name>.<stage>/`.
+A stage writes into a scratch folder beside its place and is moved there by one rename when its run.json is
+complete. What survives an interruption (checkpoints, answers, the attempt count) lies in
+`<results>/<scale>/.work/<name>.<stage>/`.
 
-Where torchrun started several processes, the first does all of this; the others join its work and write nothing.
+Where torchrun started several processes, the first does all of this; the others join its work and write
+nothing.
 """
 
 import datetime
@@ -39,38 +42,72 @@ from relinear.tracking import live as tracking
 from relinear.tracking.mirror import describe
 from relinear.tracking.rows import tags_of
 
-PACKAGES = ("relinear", "torch", "transformers", "peft", "lm_eval", "datasets", "triton", "mlflow", "snakemake", "numpy")
+PACKAGES = (
+    "relinear",
+    "torch",
+    "transformers",
+    "peft",
+    "lm_eval",
+    "datasets",
+    "triton",
+    "mlflow",
+    "snakemake",
+    "numpy",
+)
 FREE_BYTES = 1 << 30  # a stage refuses to start unless this much is free on the disk besides its own needs
 
 
 class StageError(UserError):
-    """A stage cannot run: a parent is missing or does not match, the disk is full. The message says what to do."""
+    """A stage cannot run: a parent is missing or does not match, the disk is full. The message says what to
+    do."""
 
 
 def job_of(plan: Plan, node: Node, *, out: Path, work: Path, leads: bool = True) -> Job:
     """The values that a node's work is given."""
     settings = plan.settings(node)
     parents = {role: plan.folder(parent) for role, parent in plan.parents(node).items()}
-    links = tuple(Link(x["method"], x["options"], tuple(parents[role] for role in x["steps"])) for x in settings.get("links", ()))
+    links = tuple(
+        Link(x["method"], x["options"], tuple(parents[role] for role in x["steps"]))
+        for x in settings.get("links", ())
+    )
     stage, hardware = stages.stage(node.stage), plan.config.hardware
-    obtained = {} if stage.obtains else {name: assets.obtain(name, verify=True, assets=plan.catalogue) for name in settings["assets"]}
+    obtained = (
+        {}
+        if stage.obtains
+        else {name: assets.obtain(name, verify=True, assets=plan.catalogue) for name in settings["assets"]}
+    )
     return Job(
-        name=str(node), settings=settings, parents=parents, assets=obtained, out=out, work=work, links=links,
-        seed=settings.get("seed", plan.seed), device=(plan.device or hardware.device) if stage.device else "cpu",
-        dtype=hardware.dtype, engine=hardware.engine, compile=hardware.compile, checkpoint_seconds=hardware.checkpoint_seconds, leads=leads,
-        workflow=plan.workflow, hardware={"cpu": cpu.model(), "instructions": cpu.instructions(), "cores": os.cpu_count()},
-    )  # fmt: skip
+        name=str(node),
+        settings=settings,
+        parents=parents,
+        assets=obtained,
+        out=out,
+        work=work,
+        links=links,
+        seed=settings.get("seed", plan.seed),
+        device=(plan.device or hardware.device) if stage.device else "cpu",
+        dtype=hardware.dtype,
+        engine=hardware.engine,
+        compile=hardware.compile,
+        checkpoint_seconds=hardware.checkpoint_seconds,
+        leads=leads,
+        workflow=plan.workflow,
+        hardware={"cpu": cpu.model(), "instructions": cpu.instructions(), "cores": os.cpu_count()},
+    )
 
 
 def run_stage(plan: Plan, node: Node, work: Callable[[Job], dict[str, Any]]) -> Path:
     """Run `work` as this node unless its result is there already. Returns the node's folder.
 
-    `work` writes artefacts into `job.out` and returns the metrics. Raises StageError for parents that are missing or do not match.
+    `work` writes artefacts into `job.out` and returns the metrics. Raises StageError for parents that are
+    missing or do not match.
     """
     folder, key = plan.folder(node), plan.key(node)
     scratch_root = _scratch(plan, node)
     out = scratch_root / "out"
-    rank, size = (int(os.environ.get(name, default)) for name, default in (("RANK", "0"), ("WORLD_SIZE", "1")))
+    rank, size = (
+        int(os.environ.get(name, default)) for name, default in (("RANK", "0"), ("WORLD_SIZE", "1"))
+    )
     if rank > 0:
         if _agree():
             work(job_of(plan, node, out=out, work=scratch_root, leads=False))
@@ -78,7 +115,9 @@ def run_stage(plan: Plan, node: Node, work: Callable[[Job], dict[str, Any]]) -> 
     try:
         scratch_root.mkdir(parents=True, exist_ok=True)
     except FileNotFoundError:
-        raise StageError(f"no folder can be made at {plan.results}; possible: a folder on a disk that keeps files") from None
+        raise StageError(
+            f"no folder can be made at {plan.results}; possible: a folder on a disk that keeps files"
+        ) from None
     except (FileExistsError, NotADirectoryError):
         raise StageError(in_the_way(scratch_root) or f"{scratch_root} is no folder") from None
     if said := in_the_way(folder):
@@ -109,7 +148,8 @@ def run_stage(plan: Plan, node: Node, work: Callable[[Job], dict[str, Any]]) -> 
             shutil.copystat(folder / "run.json", out / "run.json")
         sync(out)
         if folder.exists():
-            # A folder cannot be renamed onto one with files. Without its run.json the old one does not count as finished.
+            # A folder cannot be renamed onto one with files. Without its run.json the old one does not count
+            # as finished.
             (folder / "run.json").unlink(missing_ok=True)
             shutil.rmtree(folder)
         os.replace(out, folder)
@@ -128,7 +168,11 @@ def stands(plan: Plan, node: Node) -> bool:
         return False
     with suppress(FileExistsError, NotADirectoryError):  # `run_stage` says what is in the way
         _scratch(plan, node).mkdir(parents=True, exist_ok=True)
-    with suppress(NotADirectoryError), suppress(Timeout, records.BrokenError), FileLock(_scratch(plan, node) / "lock", timeout=0):
+    with (
+        suppress(NotADirectoryError),
+        suppress(Timeout, records.BrokenError),
+        FileLock(_scratch(plan, node) / "lock", timeout=0),
+    ):
         record = records.believed(folder)
         if record is not None and record["key"] == plan.key(node) and not _stale(plan, node, record):
             _keep(folder, node)
@@ -137,8 +181,11 @@ def stands(plan: Plan, node: Node) -> bool:
 
 
 def contents(record: dict[str, Any]) -> str:
-    """One hash over the sha256 of every file that a stage made. Its history is left out, since that has times."""
-    return digest({name: entry["sha256"] for name, entry in record["artefacts"].items() if name != "history.jsonl"})
+    """One hash over the sha256 of every file that a stage made. Its history is left out, since that has
+    times."""
+    return digest(
+        {name: entry["sha256"] for name, entry in record["artefacts"].items() if name != "history.jsonl"}
+    )
 
 
 def _scratch(plan: Plan, node: Node) -> Path:
@@ -147,7 +194,8 @@ def _scratch(plan: Plan, node: Node) -> Path:
 
 
 def _stale(plan: Plan, node: Node, record: dict) -> str | None:
-    """Why a record with this node's key is out of date: a parent has other contents now, or a file is another. None where it is not."""
+    """Why a record with this node's key is out of date: a parent has other contents now, or a file is
+    another. None where it is not."""
     return _outdated(plan, node, record) or records.differs(plan.folder(node), record)
 
 
@@ -159,7 +207,8 @@ def _keep(folder: Path, node: Node) -> None:
 
 
 def _outdated(plan: Plan, node: Node, record: dict) -> str | None:
-    """A sentence about a parent that was made again under the same key, with other contents than the record was made from. None without one.
+    """A sentence about a parent that was made again under the same key, with other contents than the record
+    was made from. None without one.
 
     Older records do not name their parents' contents; there the time at which a parent was made decides.
     """
@@ -168,13 +217,18 @@ def _outdated(plan: Plan, node: Node, record: dict) -> str | None:
             told, now = record["parents"].get(role, {}), records.read(plan.folder(parent))
             if now is None or now["key"] != told.get("key"):
                 continue
-            if told["contents"] != contents(now) if "contents" in told else now.get("started", "") > record.get("started", ""):
+            if (
+                told["contents"] != contents(now)
+                if "contents" in told
+                else now.get("started", "") > record.get("started", "")
+            ):
                 return f"its parent `{parent}` was made again, with other contents"
     return None
 
 
 def _agree(started: bool | None = None) -> bool | None:
-    """Whether there is work to do. The first of several processes decides it and the others wait for its word; one process decides alone."""
+    """Whether there is work to do. The first of several processes decides it and the others wait for its
+    word; one process decides alone."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return started
     from relinear.machine import distributed  # torch, which stages of one process may not need
@@ -185,13 +239,32 @@ def _agree(started: bool | None = None) -> bool | None:
 def _run(plan: Plan, node: Node, job: Job, key: str, parents: dict, work: Callable, progress: dict) -> None:
     started = datetime.datetime.now(datetime.UTC)
     record = {
-        "schema": records.SCHEMA, "scale": plan.scale, "root": plan.root.name, "run": node.name, "stage": node.part or node.stage,
-        "measure": node.part, "key": key, "config": job.settings, "config_hash": digest(job.settings), "code_hash": plan.code(node),
-        "kernels": kernel_hashes(plan.modules(node)), "parents": parents, "artefacts": {}, "datasets": _datasets(plan, node, job),
-        "git": git_state(), "versions": versions(), "lock": lock_hash(), "hardware": job.hardware, "seed": job.seed, "tokens": 0,
-        "started": started.isoformat(timespec="seconds"), "wall_seconds": 0.0, "peak_rss_bytes": 0,
-        "attempt": progress["attempt"], "tags": tags_of(plan, node),
-    }  # fmt: skip
+        "schema": records.SCHEMA,
+        "scale": plan.scale,
+        "root": plan.root.name,
+        "run": node.name,
+        "stage": node.part or node.stage,
+        "measure": node.part,
+        "key": key,
+        "config": job.settings,
+        "config_hash": digest(job.settings),
+        "code_hash": plan.code(node),
+        "kernels": kernel_hashes(plan.modules(node)),
+        "parents": parents,
+        "artefacts": {},
+        "datasets": _datasets(plan, node, job),
+        "git": git_state(),
+        "versions": versions(),
+        "lock": lock_hash(),
+        "hardware": job.hardware,
+        "seed": job.seed,
+        "tokens": 0,
+        "started": started.isoformat(timespec="seconds"),
+        "wall_seconds": 0.0,
+        "peak_rss_bytes": 0,
+        "attempt": progress["attempt"],
+        "tags": tags_of(plan, node),
+    }
     with tracking.Tracker(plan.store, **describe(record)) as tracker:
         job.mirror = tracker.log
         begin = time.monotonic()
@@ -214,7 +287,8 @@ def _run(plan: Plan, node: Node, job: Job, key: str, parents: dict, work: Callab
 
 
 def _locked(path: Path, node: Node):
-    """The step's lock. A job that finds it held waits: failing would make Snakemake delete the other's output."""
+    """The step's lock. A job that finds it held waits: failing would make Snakemake delete the other's
+    output."""
     lock = FileLock(path)
     try:
         return lock.acquire(timeout=0)
@@ -226,7 +300,8 @@ def _locked(path: Path, node: Node):
 def _progress(work: Path, key: str, node: Node) -> dict:
     """Count this attempt, and return its number and key as `attempt.json` has them.
 
-    What an earlier attempt left behind is deleted if it is of another key or cannot be read; this attempt then begins anew.
+    What an earlier attempt left behind is deleted if it is of another key or cannot be read; this attempt
+    then begins anew.
     """
     path = work / "attempt.json"
     last = {"attempt": 0, "key": None}  # the owner of the files that are there is unknown
@@ -236,7 +311,9 @@ def _progress(work: Path, key: str, node: Node) -> dict:
             last = {"attempt": int(told["attempt"]), "key": str(told["key"])}
         _require_readable(work)
     except (KeyError, TypeError, ValueError) as error:
-        print(f"{node}: what an earlier attempt left cannot be read ({error}); it begins anew", file=sys.stderr)
+        print(
+            f"{node}: what an earlier attempt left cannot be read ({error}); it begins anew", file=sys.stderr
+        )
         last["key"] = None
     if last["key"] != key:
         _clear(work)
@@ -253,19 +330,20 @@ def _clear(work: Path) -> None:
 
 
 def _require_whole(told: bytes, history: Path, node: Node) -> None:
-    """Raise StageError for a training's history that lacks steps or has one twice, as after its deletion by others. The next attempt begins anew."""
+    """Raise StageError for a training's history that lacks steps or has one twice, as after its deletion by
+    others. The next attempt begins anew."""
     steps = [json.loads(line)["step"] for line in told.splitlines()]
     if steps != list(range(len(steps))):
         _clear(history.parent)
         raise StageError(
-            f"{node}: {history} has not every step once, {len(steps)} lines: files of its folder were changed while it ran; "
-            "nothing of this attempt is kept, give the same command again"
+            f"{node}: {history} has not every step once, {len(steps)} lines: files of its folder were changed"
+            " while it ran; nothing of this attempt is kept, give the same command again"
         )
 
 
 def _require_readable(work: Path) -> None:
-    """Raise ValueError where a batch that an earlier attempt left cannot be read. Answers are whole line by line, which measures see to; a history is
-    what its checkpoint says, which trainings see to."""
+    """Raise ValueError where a batch that an earlier attempt left cannot be read. Answers are whole line by
+    line, which measures see to; a history is what its checkpoint says, which trainings see to."""
     for path in sorted(work.glob("*.json")):
         try:
             json.loads(path.read_bytes())
@@ -274,13 +352,16 @@ def _require_readable(work: Path) -> None:
 
 
 def _verified(plan: Plan, parent: Node, child: Node) -> dict[str, str]:
-    """A parent's path, key and contents, once it is finished, is the one this plan would make, and its files are what it wrote."""
+    """A parent's path, key and contents, once it is finished, is the one this plan would make, and its files
+    are what it wrote."""
     folder = plan.folder(parent)
     command = f"relinear {parent} {plan.node_options()}"
     try:
         record = records.read(folder)
     except records.BrokenError as error:
-        raise StageError(f"{child}: its parent `{parent}` is not finished: {error}; run `{command}` again") from None
+        raise StageError(
+            f"{child}: its parent `{parent}` is not finished: {error}; run `{command}` again"
+        ) from None
     if record is None:
         raise StageError(f"{child}: its parent `{parent}` is not there ({folder}); run `{command}` first")
     if record["key"] != plan.key(parent):
@@ -296,11 +377,15 @@ def _verified(plan: Plan, parent: Node, child: Node) -> dict[str, str]:
 def _require_disk(plan: Plan, node: Node) -> None:
     free = shutil.disk_usage(plan.root).free
     if free < FREE_BYTES:
-        raise StageError(f"{node}: {free >> 20} MiB free on the disk of {plan.root}; at least {FREE_BYTES >> 20} MiB are needed")
+        raise StageError(
+            f"{node}: {free >> 20} MiB free on the disk of {plan.root}; at least {FREE_BYTES >> 20} MiB are"
+            " needed"
+        )
 
 
 def _datasets(plan: Plan, node: Node, job: Job) -> list[dict]:
-    """The data that the stage reads: assets by the hash of their archive, texts by the hash of their documents."""
+    """The data that the stage reads: assets by the hash of their archive, texts by the hash of their
+    documents."""
     names = job.settings["assets"]
     found = [{"name": n, "sha256": plan.catalogue[n].sha256 or names[n], "role": "input"} for n in names]
     role = "heldout" if node.stage == "measure" else "train"
@@ -326,12 +411,15 @@ def git_state() -> dict[str, Any]:
 
 
 def changes_code(status: str) -> bool:
-    """Whether `git status --porcelain` names a change of a file of the commit, or a new file among those that results are made of.
+    """Whether `git status --porcelain` names a change of a file of the commit, or a new file among those that
+    results are made of.
 
     A model or a text of one's own that lies in the clone is no change of the code.
     """
     new = [line[3:].strip('"') for line in status.splitlines() if line.startswith("??")]
-    return len(new) < len(status.splitlines()) or any(path.startswith(("src/", "kernels/", "workflow/")) for path in new)
+    return len(new) < len(status.splitlines()) or any(
+        path.startswith(("src/", "kernels/", "workflow/")) for path in new
+    )
 
 
 def lock_hash() -> str | None:

@@ -1,4 +1,5 @@
-"""The finished results that this clone would make otherwise now: a comparison of their records with the plan."""
+"""The finished results that this clone would make otherwise now: a comparison of their records with the
+plan."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,24 +12,41 @@ from relinear.plan.plan import Plan
 from relinear.stage import lock_hash
 from relinear.stages._stage import Node
 
-DEPTHS = ("*/*/run.json", "runs/*/*/run.json")  # below a scale's folder: an input, a run's step or measurement
+# below a scale's folder: an input, a run's step or measurement
+DEPTHS = ("*/*/run.json", "runs/*/*/run.json")
 
 
 def lines(plan: Plan) -> list[str]:
-    """A line for each finished result of the scale that has changed since, with the reasons, and one with counts.
+    """A line for each finished result of the scale that has changed since, with the reasons, and one with
+    counts.
 
-    Reasons: the plan would make it anew, or knows no such result; another code computes its operations on a GPU; requirements.lock has
-    changed; an asset that it read is another. The last three rerun nothing by themselves. Raises UserError where nothing is finished.
+    Reasons: the plan would make it anew, or knows no such result; another code computes its operations on a
+    GPU; requirements.lock has changed; an asset that it read is another. The last three rerun nothing by
+    themselves. Raises UserError where nothing is finished.
     """
-    plan = replace(plan, teacher=None)  # the teacher only chooses the rows of tables; folders name their model
-    folders = sorted({path.parent for depth in DEPTHS for path in plan.root.glob(depth) if not path.relative_to(plan.root).parts[0].startswith(".")})
+    # the teacher only chooses the rows of tables; folders name their model
+    plan = replace(plan, teacher=None)
+    folders = sorted(
+        {
+            path.parent
+            for depth in DEPTHS
+            for path in plan.root.glob(depth)
+            if not path.relative_to(plan.root).parts[0].startswith(".")
+        }
+    )
     if not folders:
-        raise UserError(f"no finished result in {plan.root}; `snakemake` makes them, or choose another --scale, --budget, --seed or --results")
+        raise UserError(
+            f"no finished result in {plan.root}; `snakemake` makes them, or choose another --scale, --budget,"
+            " --seed or --results"
+        )
     found = {folder: list(_reasons(plan, folder)) for folder in folders}
     changed = {folder: reasons for folder, reasons in found.items() if reasons}
     said = [f"{folder.relative_to(plan.root)}: {'; '.join(reasons)}" for folder, reasons in changed.items()]
     total = f"{len(found)} finished results in {plan.root}"
-    return [*said, f"{total}: {len(changed)} changed since" if changed else f"{total}: nothing has changed since"]
+    return [
+        *said,
+        f"{total}: {len(changed)} changed since" if changed else f"{total}: nothing has changed since",
+    ]
 
 
 def _reasons(plan: Plan, folder: Path) -> Iterator[str]:
@@ -44,7 +62,9 @@ def _reasons(plan: Plan, folder: Path) -> Iterator[str]:
         if record.get("key") != plan.key(node):
             yield f"would be made anew (key {str(record.get('key'))[:12]}, now {plan.key(node)[:12]})"
         yield from _differences("kernel", record.get("kernels", {}), kernel_hashes(plan.modules(node)))
-        yield from _differences("asset", record.get("config", {}).get("assets", {}), plan.settings(node)["assets"])
+        yield from _differences(
+            "asset", record.get("config", {}).get("assets", {}), plan.settings(node)["assets"]
+        )
     lock = lock_hash()
     if lock is not None and record.get("lock") != lock:
         yield "requirements.lock has changed"

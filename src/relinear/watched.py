@@ -1,8 +1,9 @@
-"""The headline table by Snakemake, for someone who watches: its needs, a line a job, a bar, the committed table.
+"""The headline table by Snakemake, for someone who watches: its needs, a line a job, a bar, the committed
+table.
 
-Snakemake's whole output lies in .snakemake/log, and that of each job in results/<scale>/logs. Here a job is one
-line; from an error on, every line is shown. Where the output is no terminal there is no bar, and a line says every
-`QUIET` seconds what is at work.
+Snakemake's whole output lies in .snakemake/log, and that of each job in results/<scale>/logs. Here a job is
+one line; from an error on, every line is shown. Where the output is no terminal there is no bar, and a line
+says every `QUIET` seconds what is at work.
 """
 
 import csv
@@ -41,7 +42,8 @@ TOLD = re.compile(r"^(WARNING|Nothing to be done)|again$")
 
 
 class Needs(NamedTuple):
-    """What the jobs that are left take. `longest`: seconds of the longest chain of nodes that wait for each other."""
+    """What the jobs that are left take. `longest`: seconds of the longest chain of nodes that wait for each
+    other."""
 
     seconds: dict[Node, float | None]  # of its work; None where no record says
     longest: float
@@ -51,7 +53,8 @@ class Needs(NamedTuple):
 
 
 def needs(plan: Plan) -> Needs:
-    """What the headline table still takes: by earlier results' records, else by committed ones of the scale."""
+    """What the headline table still takes: by earlier results' records, else by committed ones of the
+    scale."""
     left = [node for node in campaign.nodes_of(plan, [HEADLINE]) if not plan.finished(node)]
     names = sorted({name for node in left for name in plan.settings(node)["assets"]})
     assets = (plan.node("asset", name) for name in names)
@@ -198,7 +201,8 @@ def run(command: Sequence[str], seconds: Mapping[str, float]) -> int:
 
 
 def compared(ours: Path, committed: Path) -> str:
-    """Both tables' perplexities and averages of tasks, and whether they are as near as two machines' are: Markdown."""
+    """Both tables' perplexities and averages of tasks, and whether they are as near as two machines' are:
+    Markdown."""
     tables = []
     for path in (ours, committed):
         with path.open(newline="") as file:
@@ -214,7 +218,11 @@ def compared(ours: Path, committed: Path) -> str:
             except (KeyError, ValueError):  # a cell in words, such as `not run`
                 cells += ["", "", "no number"]
             else:
-                cells += [f"{one:.2f}", f"{other:.2f}", "as near as expected" if near else "FURTHER THAN EXPECTED"]
+                cells += [
+                    f"{one:.2f}",
+                    f"{other:.2f}",
+                    "as near as expected" if near else "FURTHER THAN EXPECTED",
+                ]
         lines.append(cells)
     return markdown(["run", "ppl", "committed", "", "average", "committed", ""], lines)
 
@@ -233,7 +241,7 @@ EXPECTED = f"""\
 Expected: the perplexity of a model as it is, within {UNTRAINED - 1:.0%}. Of a row that was trained, within a factor of
 {TRAINED}: training on another CPU ends elsewhere (T2R at 400 and 499 on two of them). Averages of tasks, within
 {ERRORS} standard errors of their difference.
-"""
+"""  # noqa: E501
 
 
 def table2(plan: Plan, choices: Sequence[str], cores: str) -> int:
@@ -252,5 +260,7 @@ def table2(plan: Plan, choices: Sequence[str], cores: str) -> int:
     if committed.is_dir() and plan.teacher is None:
         print(f"Beside results/reference/{committed.name}, made on another machine:\n")
         print(f"{compared(TABLE, committed / 'comparison' / TABLE.name)}\n\n{EXPECTED}")
-    print(f"relinear: {TABLE} is there; {TABLE.with_suffix('.md')} is the table above, `make ui` for its runs.")
+    print(
+        f"relinear: {TABLE} is there; {TABLE.with_suffix('.md')} is the table above, `make ui` for its runs."
+    )
     return 0

@@ -1,6 +1,8 @@
-"""The attention methods. One method, one file: the folder is the registry, and `load("hedgehog")` is `attention/hedgehog.py`.
+"""The attention methods. One method, one file: the folder is the registry, and `load("hedgehog")` is
+`attention/hedgehog.py`.
 
-A file `attention/<name>.py` that defines one `Attention` subclass named `Method` is a method; nothing else registers it.
+A file `attention/<name>.py` that defines one `Attention` subclass named `Method` is a method; nothing else
+registers it.
 """
 
 import importlib

@@ -1,4 +1,5 @@
-"""The parts that all attention methods share: inputs, contract, and the softmax attention that it is measured against."""
+"""The parts that all attention methods share: inputs, contract, and the softmax attention that it is measured
+against."""
 
 from typing import Any, ClassVar, Literal, NamedTuple, Self
 
@@ -24,7 +25,8 @@ class Heads(NamedTuple):
     dim: int  # head dimension D
     scale: float  # the teacher's score scale, 1 / sqrt(D) in most
     window: int | None = None  # how many positions the teacher's own layer sees, its own included; None: all
-    positions: int | None = None  # the longest sequence that the teacher was made for; None where its config names none
+    # the longest sequence that the teacher was made for; None where its config names none
+    positions: int | None = None
     causal: bool = True  # a query sees the keys up to its own position; False (encoders): all of them
 
     @property
@@ -33,7 +35,8 @@ class Heads(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """One layer's attention inputs for a piece of the sequence, as the teacher's own projections give them."""
+    """One layer's attention inputs for a piece of the sequence, as the teacher's own projections give
+    them."""
 
     x: Float[Tensor, "B T hidden"]  # the layer's (normalised) input; gates read it
     q: Float[Tensor, "B T H D"]  # before rotary embedding
@@ -48,12 +51,14 @@ class Inputs(NamedTuple):
         return self.turned(self.q, self.k)
 
     def turned(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """Other queries and keys, such as features, turned by the same embedding; unchanged where the teacher has none."""
+        """Other queries and keys, such as features, turned by the same embedding; unchanged where the teacher
+        has none."""
         return (q, k) if self.cos is None else rotary(q, k, self.cos, self.sin)
 
 
 def wide(x: Tensor) -> Tensor:
-    """x in float32, or unchanged if it is float64. Feature maps, gates and normalisers have this precision in every model."""
+    """x in float32, or unchanged if it is float64. Feature maps, gates and normalisers have this precision in
+    every model."""
     return x if x.dtype == torch.float64 else x.float()
 
 
@@ -62,15 +67,18 @@ class Options(Strict):
 
     @classmethod
     def parse(cls, method: str, given: dict[str, Any]) -> Self:
-        """The checked options. Raises ConfigError, which is a ValueError, naming each wrong one and what is possible."""
+        """The checked options. Raises ConfigError, which is a ValueError, naming each wrong one and what is
+        possible."""
         return parse(cls, given, f"options of {method!r}")
 
 
 class StateOptions(Options):
-    """Options of methods that have a map of keys, a gate and a state for each query head, as in the papers, or for each key head.
+    """Options of methods that have a map of keys, a gate and a state for each query head, as in the papers,
+    or for each key head.
 
-    With a map for each query head, one key has other features for each query of its group, so each query head needs a state. With a map for
-    each key head, a group shares one state: a third of the bytes at SmolLM2's heads, a quarter at Llama-3-8B's.
+    With a map for each query head, one key has other features for each query of its group, so each query head
+    needs a state. With a map for each key head, a group shares one state: a third of the bytes at SmolLM2's
+    heads, a quarter at Llama-3-8B's.
     """
 
     state_per: Literal["query_head", "key_head"] = "query_head"
@@ -83,22 +91,25 @@ class StateOptions(Options):
 class Attention(nn.Module):
     """A replacement for softmax attention between the teacher's projections: q, k, v in, head outputs out.
 
-    Laws (tests/test_laws.py): parallel == pieces == one token at a time; a prefix does not depend on what follows; padding leaves no
-    trace; grouped heads, any head count; a state whose size is fixed from the first token on.
-    Where `heads.causal` is False (tests/test_encoders.py): the order of keys does not matter; padding leaves no trace; no state.
+    Laws (tests/test_laws.py): parallel == pieces == one token at a time; a prefix does not depend on what
+    follows; padding leaves no trace; grouped heads, any head count; a state whose size is fixed from the
+    first token on. Where `heads.causal` is False (tests/test_encoders.py): the order of keys does not matter;
+    padding leaves no trace; no state.
     """
 
     Options = Options
     causal_only: ClassVar[bool] = True  # False: it looks at `heads.causal`, in its outputs and in its weights
-    grows: bool = False  # whether the state has a place for each token, so that padding may stand between tokens in it
+    # whether the state has a place for each token, so that padding may stand between tokens in it
+    grows: bool = False
 
     def __init__(self, heads: Heads, options: Options):
         super().__init__()
         self.heads, self.options = heads, options
         if not heads.causal and self._causal_only():
             raise UserError(
-                f"{type(self).__module__.rpartition('.')[2]} ({options}) reads keys in order, which an encoder's have not; possible are methods "
-                "whose files say causal_only = False, such as hedgehog and t2r, without a window"
+                f"{type(self).__module__.rpartition('.')[2]} ({options}) reads keys in order, which an"
+                " encoder's have not; possible are methods whose files say causal_only = False, such as"
+                " hedgehog and t2r, without a window"
             )
 
     @property
@@ -107,22 +118,28 @@ class Attention(nn.Module):
         return self.causal_only
 
     def _causal_only(self) -> bool:
-        """Whether this layer is for causal attention only: `causal_only`, unless the options decide otherwise."""
+        """Whether this layer is for causal attention only: `causal_only`, unless the options decide
+        otherwise."""
         return self.causal_only
 
     @property
     def unbounded_rotary(self) -> bool:
-        """Whether rotary angles between a query and its keys grow with the sequence: beyond the teacher's positions no training has seen them."""
+        """Whether rotary angles between a query and its keys grow with the sequence: beyond the teacher's
+        positions no training has seen them."""
         return True
 
     def forward(self, inputs: Inputs, state=None) -> tuple[Float[Tensor, "B T H D"], Any]:
-        """Head outputs of a piece, and the state after it. `state` is the state after the tokens before the piece."""
+        """Head outputs of a piece, and the state after it. `state` is the state after the tokens before the
+        piece."""
         raise NotImplementedError
 
     def step(self, inputs: Inputs, state) -> tuple[Float[Tensor, "B 1 H D"], Any]:
         """One token, recurrently: the same function on a piece of length 1, in constant time and memory."""
         if not self.heads.causal:
-            raise UserError("attention that is not causal has no step: an encoder reads a whole text at once; possible: forward on all of it")
+            raise UserError(
+                "attention that is not causal has no step: an encoder reads a whole text at once; possible:"
+                " forward on all of it"
+            )
         if inputs.q.shape[1] != 1:
             raise ValueError(f"a step takes one token; got {inputs.q.shape[1]}")
         return self(inputs, state)
@@ -132,22 +149,25 @@ class Attention(nn.Module):
         raise NotImplementedError
 
     def attention_weights(self, inputs: Inputs) -> Float[Tensor, "B H T T"]:
-        """The T x T weights that the method implies, row = query, in quadratic memory. Heatmaps, KL and the cross-entropy transfer read them."""
+        """The T x T weights that the method implies, row = query, in quadratic memory. Heatmaps, KL and the
+        cross-entropy transfer read them."""
         raise NotImplementedError
 
     def phi(self, inputs: Inputs) -> tuple[Float[Tensor, "B T H F"], Float[Tensor, "B T H F"], bool] | None:
-        """Return `(phi_q, phi_k, is_log)` such that `attention_weights` is `phi_q @ phi_k.T`, each row divided by its sum.
+        """Return `(phi_q, phi_k, is_log)` such that `attention_weights` is `phi_q @ phi_k.T`, each row
+        divided by its sum.
 
-        With `is_log` they are the logarithms of the features. The cross-entropy loss then needs no T x T matrix. Return None where the
-        weights have no such factors.
+        With `is_log` they are the logarithms of the features. The cross-entropy loss then needs no T x T
+        matrix. Return None where the weights have no such factors.
         """
         return None
 
     def distill_loss(self, inputs: Inputs, loss: Literal["cross_entropy", "mse"]) -> Float[Tensor, ""]:
         """The method's distance from the teacher's softmax attention on the teacher's own inputs.
 
-        `mse`: on the head outputs before the output projection (LoLCATs' code, Lizard's stage 1), mean over all elements of real tokens.
-        `cross_entropy`: softmax weights against the method's weights (Hedgehog Eq. 4; LoLCATs Eq. 7), mean over heads and real tokens.
+        `mse`: on the head outputs before the output projection (LoLCATs' code, Lizard's stage 1), mean over
+        all elements of real tokens. `cross_entropy`: softmax weights against the method's weights (Hedgehog
+        Eq. 4; LoLCATs Eq. 7), mean over heads and real tokens.
         """
         real = inputs.key_mask
         if loss == "mse":
@@ -155,9 +175,16 @@ class Attention(nn.Module):
             error = (self(inputs)[0].float() - target).square().mean((-1, -2))
         elif loss == "cross_entropy":
             if (phi := self.phi(inputs)) is None:
-                error = reference.cross_entropy(softmax_weights(inputs, self.heads), self.attention_weights(inputs))
+                error = reference.cross_entropy(
+                    softmax_weights(inputs, self.heads), self.attention_weights(inputs)
+                )
             else:
-                teacher = {"scale": self.heads.scale, "window": self.heads.window, "key_mask": real, "causal": self.heads.causal}
+                teacher = {
+                    "scale": self.heads.scale,
+                    "window": self.heads.window,
+                    "key_mask": real,
+                    "causal": self.heads.causal,
+                }
                 error = attention_cross_entropy(*inputs.rotated(), *phi, **teacher)
             error = error.mean(-1)
         else:
@@ -166,14 +193,22 @@ class Attention(nn.Module):
 
 
 def causal(length: int, window: int | None = None, device=None) -> Bool[Tensor, "T T"]:
-    """Which keys (columns) each query (row) may see: the last `window` positions up to its own, all of them if None."""
+    """Which keys (columns) each query (row) may see: the last `window` positions up to its own, all of them
+    if None."""
     seen = torch.ones(length, length, dtype=torch.bool, device=device).tril()
     return seen if window is None else seen.triu(1 - window)
 
 
 def softmax_weights(inputs: Inputs, heads: Heads) -> Float[Tensor, "B H T T"]:
-    """The teacher's attention weights, float32, row = query. Keys at padding have no weight; a row that sees no key is zero."""
-    return reference.softmax_weights(*inputs.rotated(), scale=heads.scale, window=heads.window, key_mask=inputs.key_mask, causal=heads.causal)
+    """The teacher's attention weights, float32, row = query. Keys at padding have no weight; a row that sees
+    no key is zero."""
+    return reference.softmax_weights(
+        *inputs.rotated(),
+        scale=heads.scale,
+        window=heads.window,
+        key_mask=inputs.key_mask,
+        causal=heads.causal,
+    )
 
 
 def softmax_output(inputs: Inputs, heads: Heads) -> Float[Tensor, "B T H D"]:
@@ -183,19 +218,27 @@ def softmax_output(inputs: Inputs, heads: Heads) -> Float[Tensor, "B T H D"]:
     length = q.shape[2]
     if not heads.causal:
         seen = None if inputs.key_mask is None else inputs.key_mask[:, None, None]
-        return nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=heads.scale, enable_gqa=True).transpose(1, 2)
+        return nn.functional.scaled_dot_product_attention(
+            q, k, v, attn_mask=seen, scale=heads.scale, enable_gqa=True
+        ).transpose(1, 2)
     if inputs.key_mask is None and (heads.window is None or length <= heads.window):
-        out = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=heads.scale, enable_gqa=True)
+        out = nn.functional.scaled_dot_product_attention(
+            q, k, v, is_causal=True, scale=heads.scale, enable_gqa=True
+        )
         return out.transpose(1, 2)
     seen = causal(length, heads.window, q.device)[None, None]
     if inputs.key_mask is not None:
         seen = seen & inputs.key_mask[:, None, None]
-    seen = seen | torch.eye(length, dtype=torch.bool, device=q.device)  # a padding row sees itself, so that it has no NaN; nobody reads it
-    return nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=heads.scale, enable_gqa=True).transpose(1, 2)
+    # a padding row sees itself, so that it has no NaN; nobody reads it
+    seen = seen | torch.eye(length, dtype=torch.bool, device=q.device)
+    return nn.functional.scaled_dot_product_attention(
+        q, k, v, attn_mask=seen, scale=heads.scale, enable_gqa=True
+    ).transpose(1, 2)
 
 
 def identity(heads: int, dim: int, features: int) -> Float[Tensor, "H D F"]:
-    """One identity matrix per head (Hedgehog Section 4.2: a feature map starts as its activation of x itself)."""
+    """One identity matrix per head (Hedgehog Section 4.2: a feature map starts as its activation of x
+    itself)."""
     return torch.eye(dim, features).expand(heads, dim, features).clone()
 
 

@@ -26,15 +26,22 @@ class Parts:
 
     @classmethod
     def check_parts(cls, options, names: Iterable[str]) -> None:
-        """Raises UserError for a part that a layer with these options does not have, and where none that attends would be left."""
+        """Raises UserError for a part that a layer with these options does not have, and where none that
+        attends would be left."""
         name, have = cls.__module__.rpartition(".")[2], cls.parts(options)
         if unknown := [part for part in names if part not in have]:
-            raise UserError(f"{name} ({options}) has no part {unknown[0]!r} to switch off; possible: {', '.join(have)}")
+            raise UserError(
+                f"{name} ({options}) has no part {unknown[0]!r} to switch off; possible: {', '.join(have)}"
+            )
         if not [part for part in have if part in ATTENDING and part not in names]:
-            raise UserError(f"{name} ({options}) without {' and '.join(names)} attends to nothing; it has {', '.join(have)}")
+            raise UserError(
+                f"{name} ({options}) without {' and '.join(names)} attends to nothing; it has"
+                f" {', '.join(have)}"
+            )
 
     def switch_off(self, names: Iterable[str]) -> None:
-        """Compute without these parts from now on; with all of them if none is named. Raises UserError as `check_parts` does."""
+        """Compute without these parts from now on; with all of them if none is named. Raises UserError as
+        `check_parts` does."""
         if names := tuple(names):
             self.check_parts(self.options, names)
         self.switched_off = frozenset(names)

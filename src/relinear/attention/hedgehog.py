@@ -1,7 +1,9 @@
-"""Hedgehog: phi(x) = [act(x W), act(-x W)], trained so that its attention weights mimic softmax (Zhang et al. 2024).
+"""Hedgehog: phi(x) = [act(x W), act(-x W)], trained so that its attention weights mimic softmax (Zhang et al.
+2024).
 
-Defaults settled by the paper's own count (0.495 % of Llama-2-7B): per head, q and k untied, no bias, W starts as the identity.
-feature `softmax_pm` is Appendix A.1, `exp_pm` the main text; `tied` is Section 4.2's reading, `bias` the text's W x + b.
+Defaults settled by the paper's own count (0.495 % of Llama-2-7B): per head, q and k untied, no bias, W starts
+as the identity. feature `softmax_pm` is Appendix A.1, `exp_pm` the main text; `tied` is Section 4.2's
+reading, `bias` the text's W x + b.
 """
 
 from typing import Literal
@@ -12,7 +14,11 @@ from torch import nn
 from relinear.attention import _base
 from relinear.attention._base import Attention, Inputs, identity
 from relinear_kernels.linear_attention import linear_attention
-from relinear_kernels.linear_attention_reference import linear_attention_weights, linear_features, linear_state
+from relinear_kernels.linear_attention_reference import (
+    linear_attention_weights,
+    linear_features,
+    linear_state,
+)
 
 
 class Options(_base.Options):
@@ -45,17 +51,27 @@ class Method(Attention):
         """Head outputs of a piece, and the linear state after it."""
         q, k = inputs.rotated()
         return linear_attention(
-            q, k, inputs.v, **self._maps(), key_mask=inputs.key_mask, causal=self.heads.causal, initial_state=state, return_state=True
-        )  # fmt: skip
+            q,
+            k,
+            inputs.v,
+            **self._maps(),
+            key_mask=inputs.key_mask,
+            causal=self.heads.causal,
+            initial_state=state,
+            return_state=True,
+        )
 
     def init_state(self, batch, device=None):
         """The linear state before the first token."""
         return linear_state(batch, self.heads.heads, 2 * self.heads.dim, self.heads.dim, device)
 
     def phi(self, inputs: Inputs):
-        """Features of q and k, and whether they are logarithms: `attention_weights` is their product, each row divided by its sum."""
+        """Features of q and k, and whether they are logarithms: `attention_weights` is their product, each
+        row divided by its sum."""
         return linear_features(*inputs.rotated(), **self._maps())
 
     def attention_weights(self, inputs: Inputs):
         """The T x T weights of the method, row = query."""
-        return linear_attention_weights(*inputs.rotated(), **self._maps(), key_mask=inputs.key_mask, causal=self.heads.causal)
+        return linear_attention_weights(
+            *inputs.rotated(), **self._maps(), key_mask=inputs.key_mask, causal=self.heads.causal
+        )

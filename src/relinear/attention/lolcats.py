@@ -1,16 +1,22 @@
-"""LoLCATs: learned feature maps transferred from softmax attention, alone or beside a short sliding window of softmax (Zhang et al. 2024).
+"""LoLCATs: learned feature maps transferred from softmax attention, alone or beside a short sliding window of
+softmax (Zhang et al. 2024).
 
-variant `code` (the released code, and the later paper's numbers): phi(x) = [softmax(x W), softmax(-x W)], untied per head, no skip, W with
-  64 columns even where heads have 128 dimensions, which makes the state half of Hedgehog's there; the window and everything older share
-  one denominator, the window weighted by g = sigmoid(factor), g = 0.1 at the start; w = 64.
-variant `paper` (the workshop paper): phi(x) = f(x W + x) with f in {1 + ELU, ReLU, exp} (its Eq. 6); the window mixes two separately
+variant `code` (the released code, and the later paper's numbers): phi(x) = [softmax(x W), softmax(-x W)],
+untied per head, no skip, W with
+  64 columns even where heads have 128 dimensions, which makes the state half of Hedgehog's there; the window
+  and everything older share one denominator, the window weighted by g = sigmoid(factor), g = 0.1 at the
+  start; w = 64.
+variant `paper` (the workshop paper): phi(x) = f(x W + x) with f in {1 + ELU, ReLU, exp} (its Eq. 6); the
+window mixes two separately
   normalised parts, y = sigma window + (1 - sigma) rest (its Eq. 8); w = 16.
-`window: 0` is linear attention alone. The window is a plain sliding one: the released "terraced" tiles change earlier outputs with the
-total length and differ from decoding. `state_per: key_head` is ours: the released code repeats the keys of a group before it maps them.
+`window: 0` is linear attention alone. The window is a plain sliding one: the released "terraced" tiles change
+earlier outputs with the total length and differ from decoding. `state_per: key_head` is ours: the released
+code repeats the keys of a group before it maps them.
 
-Switched off in a trained model (`_parts`): without `linear` the window has all the weight, which is method `window` without sinks, since the
-shared denominator is then the window's own (and in Eq. 8 sigma is 1); without `window` a query sees what is older than the window alone,
-normalised over itself, and nothing where nothing is.
+Switched off in a trained model (`_parts`): without `linear` the window has all the weight, which is method
+`window` without sinks, since the shared denominator is then the window's own (and in Eq. 8 sigma is 1);
+without `window` a query sees what is older than the window alone, normalised over itself, and nothing where
+nothing is.
 """
 
 from typing import Literal
@@ -25,7 +31,11 @@ from relinear.attention._parts import Parts
 from relinear_kernels.hybrid_attention import hybrid_attention
 from relinear_kernels.hybrid_attention_reference import hybrid_attention_weights, hybrid_state
 from relinear_kernels.linear_attention import linear_attention
-from relinear_kernels.linear_attention_reference import linear_attention_weights, linear_features, linear_state
+from relinear_kernels.linear_attention_reference import (
+    linear_attention_weights,
+    linear_features,
+    linear_state,
+)
 from relinear_kernels.sliding_window_attention import sliding_window_attention
 from relinear_kernels.sliding_window_attention_reference import sliding_window_weights, window_state
 
@@ -93,25 +103,34 @@ class Method(Parts, Attention):
         return {"w_q": w_q, "w_k": w_k, "feature": self.options.map}
 
     def _hybrid(self) -> dict:
-        return {"window": self.options.window, "window_factor": wide(self.window_factor).sigmoid(), "scale": self.heads.scale}
+        return {
+            "window": self.options.window,
+            "window_factor": wide(self.window_factor).sigmoid(),
+            "scale": self.heads.scale,
+        }
 
     def forward(self, inputs: Inputs, state=None):
         """Head outputs of a piece, and the state after it: linear, or of the hybrid."""
         q, k = inputs.rotated()
         common = {"key_mask": inputs.key_mask, "return_state": True}
         if not self.options.window:
-            return linear_attention(q, k, inputs.v, **self._maps(), **common, causal=self.heads.causal, initial_state=state)
+            return linear_attention(
+                q, k, inputs.v, **self._maps(), **common, causal=self.heads.causal, initial_state=state
+            )
         if "linear" in self.switched_off:
             return self._near(q, k, inputs, state)
         if "window" in self.switched_off:
             far, _, state = self._far(q, k, inputs, state or self._delayed_state(q.shape[0], q.device))
             return far, state
         if self.options.variant == "code":
-            return hybrid_attention(q, k, inputs.v, **self._maps(), **self._hybrid(), **common, initial_state=state)
+            return hybrid_attention(
+                q, k, inputs.v, **self._maps(), **self._hybrid(), **common, initial_state=state
+            )
         return self._mixture(q, k, inputs, state)
 
     def _mixture(self, q, k, inputs: Inputs, state):
-        """The workshop paper's Eq. 8. Where nothing is older than the window, the window has all the weight."""
+        """The workshop paper's Eq. 8. Where nothing is older than the window, the window has all the
+        weight."""
         near_state, delayed = state or (None, self._delayed_state(q.shape[0], q.device))
         near, near_state = self._near(q, k, inputs, near_state)
         far, older, delayed = self._far(q, k, inputs, delayed)
@@ -126,10 +145,18 @@ class Method(Parts, Attention):
         )  # fmt: skip
 
     def _far(self, q, k, inputs: Inputs, delayed):
-        """Linear attention on what is older than the window, how many keys have left it by each step ``[B, T]``, and the state after them."""
+        """Linear attention on what is older than the window, how many keys have left it by each step ``[B,
+        T]``, and the state after them."""
         length = q.shape[1]
-        mask = torch.ones(q.shape[:2], dtype=torch.bool, device=q.device) if inputs.key_mask is None else inputs.key_mask
-        keys, values = torch.cat([delayed[0].to(k.dtype), k], 1), torch.cat([delayed[1].to(inputs.v.dtype), inputs.v], 1)
+        mask = (
+            torch.ones(q.shape[:2], dtype=torch.bool, device=q.device)
+            if inputs.key_mask is None
+            else inputs.key_mask
+        )
+        keys, values = (
+            torch.cat([delayed[0].to(k.dtype), k], 1),
+            torch.cat([delayed[1].to(inputs.v.dtype), inputs.v], 1),
+        )
         mask = torch.cat([delayed[2], mask], 1)
         far, linear = linear_attention(
             q, keys[:, :length], values[:, :length], **self._maps(), key_mask=mask[:, :length],
@@ -137,13 +164,20 @@ class Method(Parts, Attention):
         )  # fmt: skip
         older = mask[:, :length].cumsum(1) + delayed[4][:, None]
         w = self.options.window
-        return far, older, (wide(keys[:, -w:]), wide(values[:, -w:]), mask[:, -w:], linear, older[:, -1].clamp(max=1))
+        return (
+            far,
+            older,
+            (wide(keys[:, -w:]), wide(values[:, -w:]), mask[:, -w:], linear, older[:, -1].clamp(max=1)),
+        )
 
     def _delayed_state(self, batch: int, device):
         """Keys waiting to leave the window, the linear state of those that left, and whether any has."""
         w, h = self.options.window, self.heads
         keys, values = torch.zeros(2, batch, w, h.groups, h.dim, device=device).unbind()
-        mask, left = torch.zeros(batch, w, dtype=torch.bool, device=device), torch.zeros(batch, dtype=torch.long, device=device)
+        mask, left = (
+            torch.zeros(batch, w, dtype=torch.bool, device=device),
+            torch.zeros(batch, dtype=torch.long, device=device),
+        )
         return keys, values, mask, linear_state(batch, self.states, self.features, h.dim, device), left
 
     def init_state(self, batch, device=None):
@@ -156,21 +190,30 @@ class Method(Parts, Attention):
         if "window" in self.switched_off:
             return self._delayed_state(batch, device)
         if o.variant == "code":
-            return hybrid_state(batch, self.states, h.groups, h.dim, self.features, window=o.window, device=device)
-        return window_state(batch, o.window - 1, h.groups, h.dim, device=device), self._delayed_state(batch, device)
+            return hybrid_state(
+                batch, self.states, h.groups, h.dim, self.features, window=o.window, device=device
+            )
+        return window_state(batch, o.window - 1, h.groups, h.dim, device=device), self._delayed_state(
+            batch, device
+        )
 
     def phi(self, inputs: Inputs):
-        """None with a window, else features of q and k: `attention_weights` is their product, each row divided by its sum."""
+        """None with a window, else features of q and k: `attention_weights` is their product, each row
+        divided by its sum."""
         return None if self.options.window else linear_features(*inputs.rotated(), **self._maps())
 
     def attention_weights(self, inputs: Inputs):
         """The T x T weights of the method, row = query."""
         q, k = inputs.rotated()
         if not self.options.window:
-            return linear_attention_weights(q, k, **self._maps(), key_mask=inputs.key_mask, causal=self.heads.causal)
+            return linear_attention_weights(
+                q, k, **self._maps(), key_mask=inputs.key_mask, causal=self.heads.causal
+            )
         if self.options.variant == "code" and not self.switched_off:
             return hybrid_attention_weights(q, k, **self._maps(), **self._hybrid(), key_mask=inputs.key_mask)
-        near = sliding_window_weights(q, k, window=self.options.window, scale=self.heads.scale, key_mask=inputs.key_mask)
+        near = sliding_window_weights(
+            q, k, window=self.options.window, scale=self.heads.scale, key_mask=inputs.key_mask
+        )
         if "linear" in self.switched_off:
             return near
         length = q.shape[1]
@@ -178,10 +221,15 @@ class Method(Parts, Attention):
         # The part beyond the window is normalised over itself: divide full rows by their sum there.
         far = far * torch.ones(length, length, dtype=torch.bool, device=q.device).tril(-self.options.window)
         total = far.sum(-1, keepdim=True)
-        total = torch.where(total > 0, total, 1.0)  # a row without older keys; a clamp to the tiniest number has no finite gradient
+        # a row without older keys; a clamp to the tiniest number has no finite gradient
+        total = torch.where(total > 0, total, 1.0)
         if "window" in self.switched_off:
             return far / total
-        real = torch.ones(q.shape[:2], dtype=torch.bool, device=q.device) if inputs.key_mask is None else inputs.key_mask
+        real = (
+            torch.ones(q.shape[:2], dtype=torch.bool, device=q.device)
+            if inputs.key_mask is None
+            else inputs.key_mask
+        )
         older = nn.functional.pad(real.cumsum(1), (self.options.window, 0))[:, None, :length, None]
         sigma = torch.where(older > 0, wide(self.window_factor).sigmoid()[:, None, None], 1.0)
         return sigma * near + (1 - sigma) * far / total

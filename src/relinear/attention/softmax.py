@@ -1,7 +1,7 @@
 """Softmax attention as a method: the teacher's own layer, for layers that a hybrid keeps.
 
-Where the teacher limits the layer to a sliding window, so does this, with a state of that size; otherwise its state is the only one that
-grows.
+Where the teacher limits the layer to a sliding window, so does this, with a state of that size; otherwise its
+state is the only one that grows.
 """
 
 from typing import NamedTuple
@@ -49,21 +49,34 @@ class Method(Attention):
             if state is None:  # needs no T x T mask
                 return softmax_output(inputs, self.heads), SoftmaxState(k, v, mask)
         if state is not None:
-            k, v, mask = torch.cat([state.k.to(k.dtype), k], 1), torch.cat([state.v.to(v.dtype), v], 1), torch.cat([state.mask, mask], 1)
+            k, v, mask = (
+                torch.cat([state.k.to(k.dtype), k], 1),
+                torch.cat([state.v.to(v.dtype), v], 1),
+                torch.cat([state.mask, mask], 1),
+            )
         state = SoftmaxState(k, v, mask)
         before = k.shape[1] - length
-        seen = torch.ones(length, k.shape[1], dtype=torch.bool, device=q.device).tril(before)[None, None] & mask[:, None, None]
-        seen = seen | torch.eye(length, dtype=torch.bool, device=q.device).new_zeros(length, k.shape[1]).diagonal_scatter(
+        seen = (
+            torch.ones(length, k.shape[1], dtype=torch.bool, device=q.device).tril(before)[None, None]
+            & mask[:, None, None]
+        )
+        seen = seen | torch.eye(length, dtype=torch.bool, device=q.device).new_zeros(
+            length, k.shape[1]
+        ).diagonal_scatter(
             torch.ones(length, dtype=torch.bool, device=q.device), before
         )  # a padding row sees itself, so that it has no NaN; nobody reads it
         q, k, v = (x.transpose(1, 2).to(inputs.v.dtype) for x in (q, k, v))
-        y = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=self.heads.scale, enable_gqa=True)
+        y = nn.functional.scaled_dot_product_attention(
+            q, k, v, attn_mask=seen, scale=self.heads.scale, enable_gqa=True
+        )
         return y.transpose(1, 2), state
 
     def init_state(self, batch: int, device=None) -> SoftmaxState | WindowState:
         """No keys and values yet; those of a window have their full size from the beginning."""
         if self.heads.window is not None:
-            return window_state(batch, self.heads.window - 1, self.heads.groups, self.heads.dim, device=device)
+            return window_state(
+                batch, self.heads.window - 1, self.heads.groups, self.heads.dim, device=device
+            )
         empty = torch.zeros(batch, 0, self.heads.groups, self.heads.dim, device=device)
         return SoftmaxState(empty, empty, torch.zeros(batch, 0, dtype=torch.bool, device=device))
 

@@ -1,13 +1,15 @@
-"""SUPRA: linear attention with RoPE after the feature map, a fixed decay per head and GroupNorm instead of the denominator
-(Mercat et al. 2024, Section 2.3). No transfer stage: everything is trained on the language-modelling loss.
+"""SUPRA: linear attention with RoPE after the feature map, a fixed decay per head and GroupNorm instead of
+the denominator (Mercat et al. 2024, Section 2.3). No transfer stage: everything is trained on the
+language-modelling loss.
 
-variant `paper`: phi = ReLU(W x + b) per head, shared by q and k. variant `code`: one linear layer over all heads jointly (k has its own
-when it has fewer heads).
-Decay `released` is the released code's slopes s_i = 2^(-8 (i+1) / H) with gamma = exp(-s), which is its 2^(-0.25 (i+1)) at 32 heads and
-goes on to any head count, where that code raises; `retnet` is gamma = 1 - 2^(-5 - i), spread over at most 8 octaves.
-init: W starts random as a linear layer does, or as the identity.
-normalizer and rope lead back to T2R, which divides by the sum of similarities and turns queries and keys before the map: with
-both, random W and no decay, it is T2R. The printed code leaves the decay out of that sum, so decay and denominator do not go together here.
+variant `paper`: phi = ReLU(W x + b) per head, shared by q and k. variant `code`: one linear layer over all
+heads jointly (k has its own when it has fewer heads).
+Decay `released` is the released code's slopes s_i = 2^(-8 (i+1) / H) with gamma = exp(-s), which is its
+2^(-0.25 (i+1)) at 32 heads and goes on to any head count, where that code raises; `retnet` is gamma = 1 -
+2^(-5 - i), spread over at most 8 octaves. init: W starts random as a linear layer does, or as the identity.
+normalizer and rope lead back to T2R, which divides by the sum of similarities and turns queries and keys
+before the map: with both, random W and no decay, it is T2R. The printed code leaves the decay out of that
+sum, so decay and denominator do not go together here.
 """
 
 from typing import Literal, Self
@@ -34,7 +36,10 @@ class Options(_base.Options):
     @model_validator(mode="after")
     def _sum_without_decay(self) -> Self:
         if self.normalizer == "denominator" and self.decay != "none":
-            raise ValueError(f"normalizer 'denominator' is a sum without decay; got decay {self.decay!r}, possible: decay 'none', or groupnorm")
+            raise ValueError(
+                f"normalizer 'denominator' is a sum without decay; got decay {self.decay!r}, possible: decay"
+                " 'none', or groupnorm"
+            )
         return self
 
 
@@ -49,7 +54,8 @@ def log_decay(kind: str, heads: int, device=None) -> torch.Tensor | None:
 
 
 class Method(Attention):
-    """SUPRA's attention: a trained feature map, with fixed decays and GroupNorm unless its options say otherwise."""
+    """SUPRA's attention: a trained feature map, with fixed decays and GroupNorm unless its options say
+    otherwise."""
 
     Options = Options
 
@@ -99,9 +105,16 @@ class Method(Attention):
         if k.shape[2] != v.shape[2]:  # the shared map makes a key for every query head
             v = v.repeat_interleave(self.heads.group, 2)
         y, state = linear_attention(
-            q.to(v.dtype), k.to(v.dtype), v, feature="none", log_decay=self._decay(q), normalize=self._divides,
-            key_mask=inputs.key_mask, initial_state=state, return_state=True,
-        )  # fmt: skip
+            q.to(v.dtype),
+            k.to(v.dtype),
+            v,
+            feature="none",
+            log_decay=self._decay(q),
+            normalize=self._divides,
+            key_mask=inputs.key_mask,
+            initial_state=state,
+            return_state=True,
+        )
         if self._divides:
             return y, state
         b, t, h, d = y.shape
@@ -112,6 +125,7 @@ class Method(Attention):
         return linear_state(batch, self.heads.heads, self.heads.dim, self.heads.dim, device)
 
     def attention_weights(self, inputs: Inputs):
-        """The similarities q_t . k_i gamma^(t-i), over their row's sum where that is the normalizer: GroupNorm acts on the output instead."""
+        """The similarities q_t . k_i gamma^(t-i), over their row's sum where that is the normalizer:
+        GroupNorm acts on the output instead."""
         fades = {"log_decay": self._decay(inputs.q), "normalize": self._divides}
         return linear_attention_weights(*self._qk(inputs), feature="none", key_mask=inputs.key_mask, **fades)

@@ -1,7 +1,8 @@
-"""T2R: phi(x) = ReLU(W x + b), normalised linear attention, no attention transfer (Kasai et al. 2021, as its successors state it).
+"""T2R: phi(x) = ReLU(W x + b), normalised linear attention, no attention transfer (Kasai et al. 2021, as its
+successors state it).
 
-variant `paper` (SUPRA Section 2.2): per head, shared by q and k, as many features as head dimensions, a bias per feature.
-variant `code` (LoLCATs' released T2R baseline): untied, 128 features, one scalar bias per head.
+variant `paper` (SUPRA Section 2.2): per head, shared by q and k, as many features as head dimensions, a bias
+per feature. variant `code` (LoLCATs' released T2R baseline): untied, 128 features, one scalar bias per head.
 """
 
 from typing import Literal
@@ -49,8 +50,15 @@ class Method(Attention):
         """Head outputs of a piece, and the linear state after it."""
         q, k = inputs.rotated()
         return linear_attention(
-            q, k, inputs.v, **self._maps(), key_mask=inputs.key_mask, causal=self.heads.causal, initial_state=state, return_state=True
-        )  # fmt: skip
+            q,
+            k,
+            inputs.v,
+            **self._maps(),
+            key_mask=inputs.key_mask,
+            causal=self.heads.causal,
+            initial_state=state,
+            return_state=True,
+        )
 
     def init_state(self, batch, device=None):
         """The linear state before the first token."""
@@ -58,4 +66,6 @@ class Method(Attention):
 
     def attention_weights(self, inputs: Inputs):
         """The T x T weights of the method, row = query."""
-        return linear_attention_weights(*inputs.rotated(), **self._maps(), key_mask=inputs.key_mask, causal=self.heads.causal)
+        return linear_attention_weights(
+            *inputs.rotated(), **self._maps(), key_mask=inputs.key_mask, causal=self.heads.causal
+        )

@@ -1,4 +1,5 @@
-"""A measuring campaign: its rows, each on the disk before the next is measured, and the provenance that says how they were measured."""
+"""A measuring campaign: its rows, each on the disk before the next is measured, and the provenance that says
+how they were measured."""
 
 import csv
 import datetime
@@ -22,23 +23,28 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {  # row: method, options
 
 
 def session(command: str) -> dict[str, Any]:
-    """The provenance of one call: its command, the commit, whether the tree differs from it, the start, the versions of the libraries."""
+    """The provenance of one call: its command, the commit, whether the tree differs from it, the start, the
+    versions of the libraries."""
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     return {"command": command, **git_state(), "started": now, "versions": versions()}
 
 
 class Campaign:
-    """The rows at `path` and their provenance. A later call finds the rows of earlier ones in `rows`, and measures those that are missing.
+    """The rows at `path` and their provenance. A later call finds the rows of earlier ones in `rows`, and
+    measures those that are missing.
 
-    A .csv has the given columns, and its provenance in `<stem>.provenance.json`. A .json has no columns: it is the provenance, the rows
-    inside, so that a row may hold lists. `anew` begins without what earlier calls left. Raises UserError where the file is not the campaign's.
+    A .csv has the given columns, and its provenance in `<stem>.provenance.json`. A .json has no columns: it
+    is the provenance, the rows inside, so that a row may hold lists. `anew` begins without what earlier calls
+    left. Raises UserError where the file is not the campaign's.
     """
 
     def __init__(self, path: Path, columns: Sequence[str] = (), *, anew: bool = False):
         self.path, self.columns = path, tuple(columns)
         self.beside = path.with_suffix(".provenance.json") if self.columns else path
         self.about: dict[str, Any] = {} if anew else _record(self.beside)
-        self.rows: list[dict[str, Any]] = self._whole() if self.columns and not anew else self.about.pop("rows", [])
+        self.rows: list[dict[str, Any]] = (
+            self._whole() if self.columns and not anew else self.about.pop("rows", [])
+        )
 
     def describe(self, **about: Any) -> None:
         """Add to the provenance, and write it."""
@@ -61,7 +67,10 @@ class Campaign:
             write_text(self.beside, json.dumps(self.about, indent=1) + "\n")
         else:
             record = {**self.about, "rows": self.rows}
-            write_text(self.path, "{\n" + ",\n".join(f" {json.dumps(k)}: {_text(v)}" for k, v in record.items()) + "\n}\n")
+            write_text(
+                self.path,
+                "{\n" + ",\n".join(f" {json.dumps(k)}: {_text(v)}" for k, v in record.items()) + "\n}\n",
+            )
 
     def _whole(self) -> list[dict[str, str]]:
         """The complete rows of the .csv. A last line that was cut short is left out."""
@@ -69,7 +78,10 @@ class Campaign:
         reader = csv.DictReader(line for line in lines if line.endswith("\n"))
         rows = list(reader)
         if tuple(reader.fieldnames or self.columns) != self.columns:
-            raise UserError(f"{self.path} has other columns: got {reader.fieldnames}, expected {list(self.columns)}; possible: another --out")
+            raise UserError(
+                f"{self.path} has other columns: got {reader.fieldnames}, expected {list(self.columns)};"
+                " possible: another --out"
+            )
         return rows
 
 

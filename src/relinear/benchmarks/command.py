@@ -10,11 +10,15 @@ from relinear.errors import UserError
 
 
 class Words(TyperCommand):
-    """A command whose options of several values take all words that follow them: `--gpus 1 2` is `--gpus 1 --gpus 2`."""
+    """A command whose options of several values take all words that follow them: `--gpus 1 2` is `--gpus 1
+    --gpus 2`."""
 
     def parse_args(self, ctx, args: list[str]) -> list[str]:
-        """Parse the arguments after repeating an option of several values before each of its further words."""
-        several = {name for option in self.params if getattr(option, "multiple", False) for name in option.opts}
+        """Parse the arguments after repeating an option of several values before each of its further
+        words."""
+        several = {
+            name for option in self.params if getattr(option, "multiple", False) for name in option.opts
+        }
         words: list[str] = []
         option = None
         for word in args:

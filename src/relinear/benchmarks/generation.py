@@ -1,22 +1,25 @@
-"""The cost of generating at 7-8B shapes, on one GPU: `relinear benchmark`, or `python -m relinear.benchmarks.generation --out FOLDER`.
+"""The cost of generating at 7-8B shapes, on one GPU: `relinear benchmark`, or `python -m
+relinear.benchmarks.generation --out FOLDER`.
 
-Weights do not matter for speed, so they are random, in bfloat16. The softmax teacher (FlashAttention-2 through torch, with a key-value cache
-in fixed memory, which is read as far as it is filled) and the linearized models are measured by the same code, one after the other:
+Weights do not matter for speed, so they are random, in bfloat16. The softmax teacher (FlashAttention-2
+through torch, with a key-value cache in fixed memory, which is read as far as it is filled) and the
+linearized models are measured by the same code, one after the other:
 
-    batch   LoLCATs Figure 2a: a prompt of 2048 tokens, 128 generated, batches of 1, 2, 4, .. until memory ends
-    length  LoLCATs Figure 2b, c and SUPRA Figure 1: batch 1, a prompt of 128, 512 to 131,072 generated
+    batch   LoLCATs Figure 2a: a prompt of 2048 tokens, 128 generated, batches of 1, 2, 4, .. until memory
+    ends length  LoLCATs Figure 2b, c and SUPRA Figure 1: batch 1, a prompt of 128, 512 to 131,072 generated
     input   Lizard Figure 5: batch 16, inputs of 1024 to 32,768 tokens, 128 generated
 
-A decode step, the choice of its token included, is one CUDA graph. Nobody waits for 131,072 tokens: a step is timed where
-the last token stands (in the middle of the generated ones, where those are 128), with a cache of the whole length, filled; `decode_seconds`
-is the integral over positions, by trapezoids between the sampled ones. The prompt goes through in parts of at most `PREFILL_TOKENS` tokens,
-as a server would feed it; one part is timed, and `prefill_seconds` is that times the number of parts. Times are medians after a warm-up.
-Memory is torch's peak, weights included, from before the prompt to after the last step.
+A decode step, the choice of its token included, is one CUDA graph. Nobody waits for 131,072 tokens: a step is
+timed where the last token stands (in the middle of the generated ones, where those are 128), with a cache of
+the whole length, filled; `decode_seconds` is the integral over positions, by trapezoids between the sampled
+ones. The prompt goes through in parts of at most `PREFILL_TOKENS` tokens, as a server would feed it; one part
+is timed, and `prefill_seconds` is that times the number of parts. Times are medians after a warm-up. Memory
+is torch's peak, weights included, from before the prompt to after the last step.
 
-`teacher_dynamic` is the teacher as transformers runs it, and as papers measured it: a cache that is copied as it grows, Python between kernels.
-Before a run is measured, tokens that its graph generates are compared with those of plain calls; where they differ its rows say `wrong`.
-Rows are written as they come to efficiency.csv, each with the commit that it was measured at; called again, it goes on with those that are
-missing.
+`teacher_dynamic` is the teacher as transformers runs it, and as papers measured it: a cache that is copied as
+it grows, Python between kernels. Before a run is measured, tokens that its graph generates are compared with
+those of plain calls; where they differ its rows say `wrong`. Rows are written as they come to efficiency.csv,
+each with the commit that it was measured at; called again, it goes on with those that are missing.
 """
 
 import datetime
@@ -32,7 +35,14 @@ import torch
 import typer
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig, MistralConfig, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    AutoModelForCausalLM,
+    DynamicCache,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from relinear.benchmarks import command
@@ -45,36 +55,89 @@ from relinear.linearize.state import nbytes
 from relinear.machine.gpus import claim
 from relinear.plan.plan import Plan
 
-# max_position_embeddings only bounds a warning: the sequences here are longer than those that the models were trained on.
+# max_position_embeddings only bounds a warning: the sequences here are longer than those that the models were
+# trained on.
 SHAPES: dict[str, PreTrainedConfig] = {
     "mistral-7b": MistralConfig(
-        vocab_size=32000, hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32, num_key_value_heads=8,
-        head_dim=128, sliding_window=None, max_position_embeddings=2**18,
+        vocab_size=32000,
+        hidden_size=4096,
+        intermediate_size=14336,
+        num_hidden_layers=32,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        head_dim=128,
+        sliding_window=None,
+        max_position_embeddings=2**18,
     ),
     "llama-3-8b": LlamaConfig(
-        vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32, num_key_value_heads=8,
-        head_dim=128, max_position_embeddings=2**18,
+        vocab_size=128256,
+        hidden_size=4096,
+        intermediate_size=14336,
+        num_hidden_layers=32,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        head_dim=128,
+        max_position_embeddings=2**18,
     ),
-}  # fmt: skip
+}
 SMALL = MistralConfig(
-    vocab_size=512, hidden_size=4096, intermediate_size=512, num_hidden_layers=2, num_attention_heads=32, num_key_value_heads=8, head_dim=128,
-    sliding_window=None, max_position_embeddings=2**18,
-)  # fmt: skip
+    vocab_size=512,
+    hidden_size=4096,
+    intermediate_size=512,
+    num_hidden_layers=2,
+    num_attention_heads=32,
+    num_key_value_heads=8,
+    head_dim=128,
+    sliding_window=None,
+    max_position_embeddings=2**18,
+)
 
 TEACHERS = ("teacher", "teacher_dynamic")
 KEY_HEAD_STATES = ("lolcats_linear_shared", "lizard_shared")  # states of key heads
 # names in workflow/papers/*/runs.yaml, but for the last
-RUNS = ("teacher", "lolcats_window", "lolcats_linear", "lizard", "supra", "hedgehog", *KEY_HEAD_STATES, "teacher_dynamic")
-GENERATED = (1, *(2**i for i in range(9, 18)))  # the lengths that are sampled; from the first token on, so that their sum can be integrated
+RUNS = (
+    "teacher",
+    "lolcats_window",
+    "lolcats_linear",
+    "lizard",
+    "supra",
+    "hedgehog",
+    *KEY_HEAD_STATES,
+    "teacher_dynamic",
+)
+# the lengths that are sampled; from the first token on, so that their sum can be integrated
+GENERATED = (1, *(2**i for i in range(9, 18)))
 INPUTS = tuple(2**i for i in range(10, 16))
-PREFILL_TOKENS = 32768  # the longest input; so a part, and the memory that it needs, is as large at every length
-STEPS, WARM_UP, PATIENCE = 32, 3, 1.5  # timed repeats, untimed ones before them, and the seconds after which fewer repeats suffice
+# the longest input; so a part, and the memory that it needs, is as large at every length
+PREFILL_TOKENS = 32768
+# timed repeats, untimed ones before them, and the seconds after which fewer repeats suffice
+STEPS, WARM_UP, PATIENCE = 32, 3, 1.5
 MEMORY_SHARE = 0.98  # of the GPU's memory; the rest is the driver's, for graphs and kernels
 CHECKED = 12  # tokens that a graph and plain calls must agree on
 
 COLUMNS = (
-    *("model", "sweep", "run", "batch", "prompt", "generated", "position", "status", "prefill_rows", "prefill_seconds", "ms_per_token", "steps"),
-    *("decode_seconds", "prefill_tokens_per_second", "decode_tokens_per_second", "tokens_per_second", "peak_bytes", "cache_bytes"),
+    *(
+        "model",
+        "sweep",
+        "run",
+        "batch",
+        "prompt",
+        "generated",
+        "position",
+        "status",
+        "prefill_rows",
+        "prefill_seconds",
+        "ms_per_token",
+        "steps",
+    ),
+    *(
+        "decode_seconds",
+        "prefill_tokens_per_second",
+        "decode_tokens_per_second",
+        "tokens_per_second",
+        "peak_bytes",
+        "cache_bytes",
+    ),
     *("weight_bytes", "commit"),
 )
 
@@ -91,7 +154,8 @@ class Setting(NamedTuple):
 
     @property
     def position(self) -> int:
-        """The position at which a step is timed. Cost is linear in it or constant: the middle of a short stretch is its mean."""
+        """The position at which a step is timed. Cost is linear in it or constant: the middle of a short
+        stretch is its mean."""
         return self.prompt + (self.generated if self.sweep == "length" else self.generated // 2)
 
 
@@ -99,18 +163,25 @@ class Setting(NamedTuple):
 
 
 class FixedLayer(CacheLayerMixin):
-    """Keys and values ``[B, Hkv, T, D]`` in fixed memory; a piece is written from `start` on and sees what is before it."""
+    """Keys and values ``[B, Hkv, T, D]`` in fixed memory; a piece is written from `start` on and sees what is
+    before it."""
 
-    def __init__(self, batch: int, length: int, config: PreTrainedConfig, dtype: torch.dtype, device: torch.device):
+    def __init__(
+        self, batch: int, length: int, config: PreTrainedConfig, dtype: torch.dtype, device: torch.device
+    ):
         super().__init__()
         shape = batch, config.num_key_value_heads, length, config.head_dim
         self.keys, self.values = (torch.empty(shape, dtype=dtype, device=device).normal_() for _ in range(2))
         self.start, self.is_initialized = 0, True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
-        """Write a piece of keys and values from `start` on; return all up to its end, `[B, Hkv, T, D]` each."""
+        """Write a piece of keys and values from `start` on; return all up to its end, `[B, Hkv, T, D]`
+        each."""
         rows, end = key_states.shape[0], self.start + key_states.shape[2]
-        self.keys[:rows, :, self.start : end], self.values[:rows, :, self.start : end] = key_states, value_states
+        self.keys[:rows, :, self.start : end], self.values[:rows, :, self.start : end] = (
+            key_states,
+            value_states,
+        )
         return self.keys[:rows, :, :end], self.values[:rows, :, :end]
 
     def lazy_initialization(self, *args, **kwargs) -> None:
@@ -136,7 +207,8 @@ class FixedLayer(CacheLayerMixin):
 
 
 class Teacher:
-    """The softmax teacher, its cache allocated for the whole sequence and filled with random numbers beyond the prompt."""
+    """The softmax teacher, its cache allocated for the whole sequence and filled with random numbers beyond
+    the prompt."""
 
     dynamic = False
 
@@ -144,9 +216,15 @@ class Teacher:
         self.model = model
 
     def prefill(self, ids: Tensor, batch: int, length: int) -> Callable[[], None]:
-        """A function that runs the prompt ``[rows, T]`` of a part of the batch; it fills a cache for `batch` sequences of `length` tokens."""
+        """A function that runs the prompt ``[rows, T]`` of a part of the batch; it fills a cache for `batch`
+        sequences of `length` tokens."""
         of = self.model.config, self.model.dtype, ids.device
-        self.cache, self.ids = Cache(layers=[FixedLayer(batch, length, *of) for _ in range(self.model.config.num_hidden_layers)]), ids[:1, :1]
+        self.cache, self.ids = (
+            Cache(
+                layers=[FixedLayer(batch, length, *of) for _ in range(self.model.config.num_hidden_layers)]
+            ),
+            ids[:1, :1],
+        )
         self.batch = batch
 
         def run() -> None:
@@ -159,7 +237,13 @@ class Teacher:
         for layer in self.cache.layers:
             layer.start = start
         positions = torch.arange(start, start + ids.shape[1], device=ids.device)[None]
-        return self.model(input_ids=ids, position_ids=positions, past_key_values=self.cache, use_cache=True, logits_to_keep=1).logits[:, -1]
+        return self.model(
+            input_ids=ids,
+            position_ids=positions,
+            past_key_values=self.cache,
+            use_cache=True,
+            logits_to_keep=1,
+        ).logits[:, -1]
 
     def decoder(self, position: int) -> Callable[[], None]:
         """A function that repeats the step of the token at `position`."""
@@ -204,7 +288,11 @@ class DynamicTeacher(Teacher):
         ids = self.ids.expand(self.batch, 1).clone()
 
         def step() -> None:
-            ids.copy_(self.model(input_ids=ids, past_key_values=self.cache, use_cache=True).logits[:, -1].argmax(-1, keepdim=True))
+            ids.copy_(
+                self.model(input_ids=ids, past_key_values=self.cache, use_cache=True)
+                .logits[:, -1]
+                .argmax(-1, keepdim=True)
+            )
 
         return step
 
@@ -260,7 +348,11 @@ def build(config: PreTrainedConfig, run: str, device: torch.device, dtype: torch
     """A run of the catalogue at a shape, its weights random and made where they are used."""
     torch.manual_seed(0)
     with torch.device(device):
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=UNMASKED).eval().requires_grad_(False)
+        model = (
+            AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=UNMASKED)
+            .eval()
+            .requires_grad_(False)
+        )
         if run == "teacher_dynamic":
             return DynamicTeacher(model)
         fuse_norms(model)  # of teacher and method alike
@@ -271,7 +363,8 @@ def build(config: PreTrainedConfig, run: str, device: torch.device, dtype: torch
 
 
 def plain(model: PreTrainedModel, ids: Tensor, tokens: int) -> Tensor:
-    """`tokens` greedy tokens ``[B, tokens]`` by plain calls of the model, with the cache that it makes itself."""
+    """`tokens` greedy tokens ``[B, tokens]`` by plain calls of the model, with the cache that it makes
+    itself."""
     cache, made = None, []
     for _ in range(tokens):
         out = model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
@@ -291,10 +384,14 @@ def agrees(subject: Subject, device: torch.device, prompt: int = 208) -> bool:
 # --- measuring ---
 
 
-def median_seconds(step: Callable[[], object], device: torch.device, repeats: int, warm_up: int) -> tuple[float, int]:
-    """Return the median time of a step and the number of repeats: as many as `PATIENCE` allows, between 3 and `repeats`.
+def median_seconds(
+    step: Callable[[], object], device: torch.device, repeats: int, warm_up: int
+) -> tuple[float, int]:
+    """Return the median time of a step and the number of repeats: as many as `PATIENCE` allows, between 3 and
+    `repeats`.
 
-    On a GPU the time runs from the end of one step to the end of the next. Steps are queued without waiting, as in a loop that generates.
+    On a GPU the time runs from the end of one step to the end of the next. Steps are queued without waiting,
+    as in a loop that generates.
     """
     cuda = device.type == "cuda"
     wait = torch.cuda.synchronize if cuda else lambda: None
@@ -319,7 +416,9 @@ def median_seconds(step: Callable[[], object], device: torch.device, repeats: in
 
 
 @torch.inference_mode()
-def measure(subject: Subject, setting: Setting, device: torch.device, known: dict[tuple[int, int], float]) -> dict:
+def measure(
+    subject: Subject, setting: Setting, device: torch.device, known: dict[tuple[int, int], float]
+) -> dict:
     """The costs of one setting; `known` keeps the seconds of a prompt's part by its shape (tokens, rows)."""
     cuda = device.type == "cuda"
     if cuda:
@@ -336,16 +435,27 @@ def measure(subject: Subject, setting: Setting, device: torch.device, known: dic
     step = subject.decoder(setting.position)
     seconds, steps = median_seconds(step, device, STEPS, WARM_UP)
     return {
-        "position": setting.position, "status": "ok", "prefill_rows": rows, "prefill_seconds": known[shape] * setting.batch / rows,
-        "ms_per_token": seconds * 1e3, "steps": steps, "peak_bytes": torch.cuda.max_memory_allocated() if cuda else None,
-        "cache_bytes": subject.state_bytes(), "weight_bytes": sum(p.nbytes for p in subject.model.parameters()),
-    }  # fmt: skip
+        "position": setting.position,
+        "status": "ok",
+        "prefill_rows": rows,
+        "prefill_seconds": known[shape] * setting.batch / rows,
+        "ms_per_token": seconds * 1e3,
+        "steps": steps,
+        "peak_bytes": torch.cuda.max_memory_allocated() if cuda else None,
+        "cache_bytes": subject.state_bytes(),
+        "weight_bytes": sum(p.nbytes for p in subject.model.parameters()),
+    }
 
 
 def out_of_memory(error: BaseException | None) -> bool:
-    """Whether an error means that memory ended. If it ends while a graph is recorded, the end of the recording fails too."""
+    """Whether an error means that memory ended. If it ends while a graph is recorded, the end of the
+    recording fails too."""
     while error is not None:
-        if isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error) or "ALLOC_FAILED" in str(error):
+        if (
+            isinstance(error, torch.OutOfMemoryError)
+            or "out of memory" in str(error)
+            or "ALLOC_FAILED" in str(error)
+        ):
             return True
         error = error.__context__
     return False
@@ -365,7 +475,8 @@ def attempt(subject: Subject, setting: Setting, device: torch.device, known: dic
 
 
 def rates(setting: Setting, row: dict, before: dict | None) -> dict:
-    """The numbers that follow from a measured row. `before` is the row sampled before it in the sweep over lengths."""
+    """The numbers that follow from a measured row. `before` is the row sampled before it in the sweep over
+    lengths."""
     if row["status"] == "out of memory":
         return row
     if setting.sweep != "length" or before is None:
@@ -375,19 +486,23 @@ def rates(setting: Setting, row: dict, before: dict | None) -> dict:
         seconds = float(before["decode_seconds"]) + (setting.generated - int(before["generated"])) * mean
     made = setting.batch * setting.generated
     return row | {
-        "decode_seconds": seconds, "prefill_tokens_per_second": setting.batch * setting.prompt / row["prefill_seconds"],
-        "decode_tokens_per_second": made / seconds, "tokens_per_second": made / (row["prefill_seconds"] + seconds),
-    }  # fmt: skip
+        "decode_seconds": seconds,
+        "prefill_tokens_per_second": setting.batch * setting.prompt / row["prefill_seconds"],
+        "decode_tokens_per_second": made / seconds,
+        "tokens_per_second": made / (row["prefill_seconds"] + seconds),
+    }
 
 
 # --- what to measure ---
 
 
 def next_batch(done: dict[int, bool], wanted: list[int]) -> int | None:
-    """The next batch to try, or None when the search is over. `done` says of each earlier batch whether it fitted in memory.
+    """The next batch to try, or None when the search is over. `done` says of each earlier batch whether it
+    fitted in memory.
 
-    First come the `wanted` batches, at which other runs were measured. Then the batch doubles until memory ends. Then the interval between the
-    largest that fits and the smallest that does not is halved, until it is an eighth of the former.
+    First come the `wanted` batches, at which other runs were measured. Then the batch doubles until memory
+    ends. Then the interval between the largest that fits and the smallest that does not is halved, until it
+    is an eighth of the former.
     """
     fits, fails = [b for b, ok in done.items() if ok], [b for b, ok in done.items() if not ok]
     low, high = max(fits, default=0), min(fails, default=None)
@@ -399,19 +514,28 @@ def next_batch(done: dict[int, bool], wanted: list[int]) -> int | None:
 
 
 class Log(Campaign):
-    """The campaign of efficiency.csv. All its rows are of one GPU, and its provenance has a session for each call that measured."""
+    """The campaign of efficiency.csv. All its rows are of one GPU, and its provenance has a session for each
+    call that measured."""
 
     def __init__(self, folder: Path, gpu: str, command: str):
         super().__init__(folder / "efficiency.csv", COLUMNS)
         if self.about.get("gpu", gpu) != gpu:
-            raise UserError(f"{self.path} was measured on {self.about['gpu']!r}, and this is {gpu!r}; possible: another --out")
+            raise UserError(
+                f"{self.path} was measured on {self.about['gpu']!r}, and this is {gpu!r}; possible: another"
+                " --out"
+            )
         own = session(command)
         self.commit = own["commit"] and own["commit"][:7]
         self.describe(
-            gpu=gpu, sessions=[*self.about.get("sessions", []), own], dtype="bfloat16",
+            gpu=gpu,
+            sessions=[*self.about.get("sessions", []), own],
+            dtype="bfloat16",
             shapes={name: shape.to_diff_dict() for name, shape in SHAPES.items()},
-            timing=f"median of {STEPS} steps, fewer after {PATIENCE} s, {WARM_UP} to warm up; {CHECKED} tokens checked a run",
-        )  # fmt: skip
+            timing=(
+                f"median of {STEPS} steps, fewer after {PATIENCE} s, {WARM_UP} to warm up; {CHECKED} tokens"
+                " checked a run"
+            ),
+        )
         self.replace(self.rows)  # writes the names of the columns where there are no rows yet
 
     def of(self, model: str, sweep: str, run: str) -> list[dict]:
@@ -466,7 +590,15 @@ ORDER = (
 )
 
 
-def measure_all(log: Log, device: torch.device, dtype: torch.dtype, deadline: float, order=ORDER, shapes=SHAPES, sweeps=SWEEPS) -> bool:
+def measure_all(
+    log: Log,
+    device: torch.device,
+    dtype: torch.dtype,
+    deadline: float,
+    order=ORDER,
+    shapes=SHAPES,
+    sweeps=SWEEPS,
+) -> bool:
     """Measure the missing rows until `deadline` (time.monotonic()). Return whether none is left."""
     for model, run, names in order:
         if all(next(settings(log, model, name, run, sweeps), None) is None for name in names):
@@ -477,7 +609,10 @@ def measure_all(log: Log, device: torch.device, dtype: torch.dtype, deadline: fl
         subject, known = build(shapes[model], run, device, dtype), {}
         right = agrees(subject, device)
         subject.cache = subject.ids = None
-        say(f"{model} {run}: made in {time.monotonic() - began:.1f} s; recorded tokens {'equal' if right else 'DIFFER FROM'} those of plain calls")
+        say(
+            f"{model} {run}: made in {time.monotonic() - began:.1f} s; recorded tokens"
+            f" {'equal' if right else 'DIFFER FROM'} those of plain calls"
+        )
         for name in names:
             for setting in settings(log, model, name, run, sweeps):
                 if time.monotonic() > deadline:
@@ -501,13 +636,16 @@ def say(line: str) -> None:
 
 def report(setting: Setting, row: dict, seconds: float) -> str:
     """One line of progress."""
-    what = f"{setting.model} {setting.run} {setting.sweep}: batch {setting.batch}, {setting.prompt} + {setting.generated}"
+    what = (
+        f"{setting.model} {setting.run} {setting.sweep}: batch {setting.batch}, {setting.prompt} +"
+        f" {setting.generated}"
+    )
     if row["status"] == "out of memory":
         return f"{what}: out of memory ({seconds:.1f} s)"
     gib = (row["peak_bytes"] or 0) / 2**30
     return (
-        f"{what}: {row['ms_per_token']:.2f} ms a step, {row['decode_tokens_per_second']:.0f} tokens/s, prefill "
-        f"{row['prefill_tokens_per_second']:.0f} tokens/s, {gib:.1f} GiB ({seconds:.1f} s)"
+        f"{what}: {row['ms_per_token']:.2f} ms a step, {row['decode_tokens_per_second']:.0f} tokens/s,"
+        f" prefill {row['prefill_tokens_per_second']:.0f} tokens/s, {gib:.1f} GiB ({seconds:.1f} s)"
     )
 
 
@@ -517,14 +655,19 @@ def check(device: torch.device, dtype: torch.dtype) -> bool:
     for run in RUNS:
         began = time.monotonic()
         same = agrees(build(SMALL, run, device, dtype), device)
-        say(f"check {run}: recorded tokens {'equal' if same else 'DIFFER FROM'} those of plain calls ({time.monotonic() - began:.1f} s)")
+        say(
+            f"check {run}: recorded tokens {'equal' if same else 'DIFFER FROM'} those of plain calls"
+            f" ({time.monotonic() - began:.1f} s)"
+        )
         right &= same
     return right
 
 
-def benchmark(out: Path, seconds: float = float("inf"), runs: Sequence[str] = RUNS, only_check: bool = False) -> bool:
-    """Measure the rows that `out` lacks, beginning none after `seconds`; returns whether none is missing. `only_check` compares tokens and measures
-    nothing.
+def benchmark(
+    out: Path, seconds: float = float("inf"), runs: Sequence[str] = RUNS, only_check: bool = False
+) -> bool:
+    """Measure the rows that `out` lacks, beginning none after `seconds`; returns whether none is missing.
+    `only_check` compares tokens and measures nothing.
 
     Raises UserError for an unknown run, without a GPU, and where `out` has rows of another one.
     """
@@ -533,13 +676,20 @@ def benchmark(out: Path, seconds: float = float("inf"), runs: Sequence[str] = RU
     deadline = time.monotonic() + seconds
     claim()
     if not torch.cuda.is_available():
-        raise UserError("the cost of generating at 7-8B shapes is measured on a GPU with 40 GB or more; torch finds none here")
+        raise UserError(
+            "the cost of generating at 7-8B shapes is measured on a GPU with 40 GB or more; torch finds none"
+            " here"
+        )
     device, dtype = torch.device("cuda"), torch.bfloat16
     torch.cuda.set_per_process_memory_fraction(MEMORY_SHARE)
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
         if only_check:
             return check(device, dtype)
-        log = Log(out, torch.cuda.get_device_name(), f"python -m relinear.benchmarks.generation --runs {' '.join(runs)}")
+        log = Log(
+            out,
+            torch.cuda.get_device_name(),
+            f"python -m relinear.benchmarks.generation --runs {' '.join(runs)}",
+        )
         whole = measure_all(log, device, dtype, deadline, [entry for entry in ORDER if entry[1] in runs])
     say(f"{len(log.rows)} rows in {log.path}; {'complete' if whole else 'the same command goes on'}")
     return whole
@@ -548,8 +698,12 @@ def benchmark(out: Path, seconds: float = float("inf"), runs: Sequence[str] = RU
 def main(
     out: Annotated[Path, typer.Option(help="folder of efficiency.csv; what it has is not measured again")],
     seconds: Annotated[float, typer.Option(help="begin no row after that many")] = float("inf"),
-    runs: Annotated[list[str] | None, typer.Option(help=f"only these; all by default: {', '.join(RUNS)}")] = None,
-    only_check: Annotated[bool, typer.Option("--check", help="only compare recorded with plain steps, at a small shape")] = False,
+    runs: Annotated[
+        list[str] | None, typer.Option(help=f"only these; all by default: {', '.join(RUNS)}")
+    ] = None,
+    only_check: Annotated[
+        bool, typer.Option("--check", help="only compare recorded with plain steps, at a small shape")
+    ] = False,
 ) -> None:
     """Measure the rows that the folder lacks."""
     done = benchmark(out, seconds, runs or RUNS, only_check)

@@ -1,11 +1,14 @@
-"""Every attention operation in the forms that `relinear.benchmarks.kernels` times: ours, the chunked torch form and the fastest of others.
+"""Every attention operation in the forms that `relinear.benchmarks.kernels` times: ours, the chunked torch
+form and the fastest of others.
 
-A function returns the forms of one operation on random inputs of a shape, by the name of who provides them. A shape is (B, T, H, Hkv, D, F):
-sequences, positions, query heads, key heads, dimension of a head, features of a sign. All inputs are bfloat16 on the GPU.
+A function returns the forms of one operation on random inputs of a shape, by the name of who provides them. A
+shape is (B, T, H, Hkv, D, F): sequences, positions, query heads, key heads, dimension of a head, features of
+a sign. All inputs are bfloat16 on the GPU.
 
-Peers of linear attention come twice. "+ ones, compiled maps" computes the whole operation with parts that a user has: torch.compile makes the
-features, and a column of ones beside the values gives the normaliser. "(unnormalised)" is given its features ready-made and does not divide:
-no complete operation, but the least that fla's kernels take.
+Peers of linear attention come twice. "+ ones, compiled maps" computes the whole operation with parts that a
+user has: torch.compile makes the features, and a column of ones beside the values gives the normaliser.
+"(unnormalised)" is given its features ready-made and does not divide: no complete operation, but the least
+that fla's kernels take.
 """
 
 import importlib
@@ -44,7 +47,8 @@ Shape = tuple[int, int, int, int, int, int]
 DEVICE = "cuda"
 OURS, CHUNKED = "relinear", "torch chunked"
 GIVEN = "features given"
-WINDOW, HYBRID = "sliding_window_attention w=128 meta=4", "hybrid_attention w=64"  # the two operations with a window that decoding measures
+# the two operations with a window that decoding measures
+WINDOW, HYBRID = "sliding_window_attention w=128 meta=4", "hybrid_attention w=64"
 CACHED = 2048  # positions whose keys and values softmax attention decodes with
 CHECKED = 2048  # positions on which errors are measured
 
@@ -52,9 +56,10 @@ CHECKED = 2048  # positions on which errors are measured
 class Form(NamedTuple):
     """One implementation of an operation, on its inputs.
 
-    `run` returns the output, or several. `leaves` are the tensors whose gradients the backward computes, `maps` those of attention transfer
-    (none: not timed there). `error` returns the relative error of what `run` returned. `moved`: the bytes that must be read and written
-    forward and with the backward, where they are not those of an attention.
+    `run` returns the output, or several. `leaves` are the tensors whose gradients the backward computes,
+    `maps` those of attention transfer (none: not timed there). `error` returns the relative error of what
+    `run` returned. `moved`: the bytes that must be read and written forward and with the backward, where they
+    are not those of an attention.
     """
 
     run: Callable[[], Any]
@@ -81,7 +86,8 @@ def inputs(shape: Shape, gate: bool = False) -> dict[str, Tensor]:
 
 
 def features(x: Tensor, w: Tensor) -> Tensor:
-    """Hedgehog's features of `[B, T, H, D]`: `[B, T, H, 2F]`. The keys of a group are repeated for its query heads."""
+    """Hedgehog's features of `[B, T, H, D]`: `[B, T, H, 2F]`. The keys of a group are repeated for its query
+    heads."""
     x = x.repeat_interleave(w.shape[0] // x.shape[2], 2)
     return ACTIVATIONS["softmax_pm"](torch.einsum("bthd,hdf->bthf", x, w).float()).to(x.dtype)
 
@@ -92,7 +98,8 @@ def relative(got: Tensor, want: Tensor) -> float:
 
 
 def error_on_piece(definition: Callable[..., Tensor], args: dict[str, Tensor]) -> Callable[[Tensor], float]:
-    """The error of a full-size output against the definition in float32, on the first sequence, its first key head and that head's queries."""
+    """The error of a full-size output against the definition in float32, on the first sequence, its first key
+    head and that head's queries."""
     group = args["q"].shape[2] // args["k"].shape[2]
     cut = {name: args[name][:1, :CHECKED, : group if name == "q" else 1] for name in "qkv"}
     cut |= {name: args[name][:group] for name in ("w_q", "w_k", "window_factor") if name in args}
@@ -110,17 +117,22 @@ def error_on_piece(definition: Callable[..., Tensor], args: dict[str, Tensor]) -
 
 
 def _fla(module: str, op: str, **arguments: Any) -> Tensor:
-    """The first output of an op of fla, which is imported when it runs: where it is missing, the row says so."""
+    """The first output of an op of fla, which is imported when it runs: where it is missing, the row says
+    so."""
     return getattr(importlib.import_module(f"fla.ops.{module}"), op)(**arguments)[0]
 
 
 def with_ones(v: Tensor) -> Tensor:
-    """Values and 16 more channels: the first is one, whose sum is the normaliser; rows stay aligned to 16 bytes."""
+    """Values and 16 more channels: the first is one, whose sum is the normaliser; rows stay aligned to 16
+    bytes."""
     return torch.cat([v, torch.ones_like(v[..., :1]), torch.zeros_like(v[..., :15])], -1)
 
 
-def make_inputs(q: Tensor, k: Tensor, v: Tensor, w_q: Tensor, w_k: Tensor, late: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-    """Features of queries and keys, and values with a column of ones. Keys and values are delayed by `late` positions."""
+def make_inputs(
+    q: Tensor, k: Tensor, v: Tensor, w_q: Tensor, w_k: Tensor, late: int = 0
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Features of queries and keys, and values with a column of ones. Keys and values are delayed by `late`
+    positions."""
     shift = lambda x: torch.nn.functional.pad(x[:, : x.shape[1] - late], (0, 0, 0, 0, late, 0))  # noqa: E731
     phi_k, values = features(k, w_k), with_ones(v.repeat_interleave(q.shape[2] // v.shape[2], 2))
     return features(q, w_q), shift(phi_k) if late else phi_k, shift(values) if late else values
@@ -132,7 +144,8 @@ def divide_sums(sums: Tensor) -> Tensor:
 
 
 def compose(op: str, args: dict[str, Tensor], gate: str = "") -> Callable[[], Tensor]:
-    """Normalised linear attention as an op of fla, its features made and its sums divided by torch.compile."""
+    """Normalised linear attention as an op of fla, its features made and its sums divided by
+    torch.compile."""
     prepare, divide = torch.compile(make_inputs, dynamic=False), torch.compile(divide_sums, dynamic=False)
 
     def run() -> Tensor:
@@ -146,7 +159,11 @@ def compose(op: str, args: dict[str, Tensor], gate: str = "") -> Callable[[], Te
 def ready(args: dict[str, Tensor]) -> dict[str, Tensor]:
     """Features of queries and keys, and values, repeated for every query head, as fla's ops take them."""
     values = args["v"].repeat_interleave(args["q"].shape[2] // args["v"].shape[2], 2)
-    return {"q": features(args["q"], args["w_q"]), "k": features(args["k"], args["w_k"]), "v": values.contiguous()}
+    return {
+        "q": features(args["q"], args["w_q"]),
+        "k": features(args["k"], args["w_k"]),
+        "v": values.contiguous(),
+    }
 
 
 def flash_window(args: dict[str, Tensor], window: int) -> Callable[[], Tensor]:
@@ -159,7 +176,9 @@ def flash_window(args: dict[str, Tensor], window: int) -> Callable[[], Tensor]:
         from torch.nn.attention.varlen import varlen_attn
 
         packed = (args[name].flatten(0, 1) for name in "qkv")
-        return varlen_attn(*packed, ends, ends, t, t, window_size=(window - 1, 0), **shared).unflatten(0, (b, t))
+        return varlen_attn(*packed, ends, ends, t, t, window_size=(window - 1, 0), **shared).unflatten(
+            0, (b, t)
+        )
 
     return run
 
@@ -172,7 +191,9 @@ def flex_window(args: dict[str, Tensor], window: int, meta: int) -> Callable[[],
     seen = lambda b, h, q, k: (q >= k) & ((q - k < window) | (k < meta))  # noqa: E731
     mask = create_block_mask(seen, None, None, t, t, device=DEVICE)
     attend = torch.compile(flex_attention, dynamic=False)
-    return lambda: attend(*(args[name].transpose(1, 2) for name in "qkv"), block_mask=mask, enable_gqa=grouped).transpose(1, 2)
+    return lambda: attend(
+        *(args[name].transpose(1, 2) for name in "qkv"), block_mask=mask, enable_gqa=grouped
+    ).transpose(1, 2)
 
 
 # --- the operations ---
@@ -193,18 +214,28 @@ def linear(shape: Shape, gate: bool = False, peers: bool = True, chunked: bool =
         for op in ("chunk_simple_gla", *(["fused_chunk_simple_gla"] if gate else [])):
             form = partial(_fla, "simple_gla", op, **given, scale=1.0)
             forms[f"fla {op} (unnormalised)"] = Form(form, list(given.values()), error=bare, note=GIVEN)
-            forms[f"fla {op} + ones, compiled maps"] = Form(compose(op, args, "log_decay" if gate else ""), leaves, maps, error)
+            forms[f"fla {op} + ones, compiled maps"] = Form(
+                compose(op, args, "log_decay" if gate else ""), leaves, maps, error
+            )
     return forms
 
 
 def gated(shape: Shape, peers: bool = True) -> Forms:
-    """Linear attention with a gate for each channel, shared by both signs. Its peer is given gates of both in full."""
+    """Linear attention with a gate for each channel, shared by both signs. Its peer is given gates of both in
+    full."""
     args = inputs(shape)
     b, t, h, _, _, f = shape
     generator = torch.Generator(DEVICE).manual_seed(1)
     args["log_gate"] = logsigmoid(torch.randn(b, t, h, f, device=DEVICE, generator=generator) + 3).bfloat16()
     definition = gated_linear_attention_reference.gated_linear_attention
-    forms = {OURS: Form(partial(gated_linear_attention, **args), list(args.values()), [args["w_q"], args["w_k"]], error_on_piece(definition, args))}
+    forms = {
+        OURS: Form(
+            partial(gated_linear_attention, **args),
+            list(args.values()),
+            [args["w_q"], args["w_k"]],
+            error_on_piece(definition, args),
+        )
+    }
     if peers:
         given = ready(args) | {"g": torch.cat([args["log_gate"]] * 2, -1)}
         error = error_on_piece(partial(definition, normalize=False), args)
@@ -217,23 +248,34 @@ def window(shape: Shape, size: int, meta: int) -> Forms:
     """Softmax attention to the last `size` positions and the first `meta`."""
     args = {name: x for name, x in inputs(shape).items() if name in "qkv"}
     leaves, about = list(args.values()), {"window": size, "meta": meta}
-    error = error_on_piece(partial(sliding_window_attention_reference.sliding_window_attention, **about), args)
-    forms = {OURS: partial(sliding_window_attention, **args, **about), "FlexAttention": flex_window(args, size, meta)}
+    error = error_on_piece(
+        partial(sliding_window_attention_reference.sliding_window_attention, **about), args
+    )
+    forms = {
+        OURS: partial(sliding_window_attention, **args, **about),
+        "FlexAttention": flex_window(args, size, meta),
+    }
     if not meta:
         forms["FlashAttention (varlen_attn)"] = flash_window(args, size)
     return {provider: Form(run, leaves, error=error) for provider, run in forms.items()}
 
 
 def hybrid(shape: Shape, size: int = 64, peers: bool = True, chunked: bool = True) -> Forms:
-    """LoLCATs' hybrid: softmax attention over the last `size` positions, linear attention before, one normaliser.
+    """LoLCATs' hybrid: softmax attention over the last `size` positions, linear attention before, one
+    normaliser.
 
-    The peer computes both parts and sums them: FlashAttention's window, linear attention over keys that come `size` late, and a sum that
-    torch.compile fuses. FlashAttention keeps the window's maximum to itself, so that sum weighs its mean: the time of the parts, not the op.
+    The peer computes both parts and sums them: FlashAttention's window, linear attention over keys that come
+    `size` late, and a sum that torch.compile fuses. FlashAttention keeps the window's maximum to itself, so
+    that sum weighs its mean: the time of the parts, not the op.
     """
     args = inputs(shape) | {"window_factor": torch.full((shape[2],), 0.1, device=DEVICE)}
     leaves, maps = list(args.values()), [args["w_q"], args["w_k"], args["window_factor"]]
     definition = partial(hybrid_attention_reference.hybrid_attention, window=size)
-    forms = {OURS: Form(partial(hybrid_attention, **args, window=size), leaves, maps, error_on_piece(definition, args))}
+    forms = {
+        OURS: Form(
+            partial(hybrid_attention, **args, window=size), leaves, maps, error_on_piece(definition, args)
+        )
+    }
     if chunked:
         forms[CHUNKED] = Form(partial(definition, **args), leaves, maps)
     if peers:
@@ -247,20 +289,29 @@ def hybrid(shape: Shape, size: int = 64, peers: bool = True, chunked: bool = Tru
 
         def parts() -> Tensor:
             q, k, v = prepare(*(args[name] for name in ("q", "k", "v", "w_q", "w_k")))
-            return combined(near(), _fla("simple_gla", "chunk_simple_gla", q=q, k=k, v=v, scale=1.0), args["window_factor"])
+            return combined(
+                near(),
+                _fla("simple_gla", "chunk_simple_gla", q=q, k=k, v=v, scale=1.0),
+                args["window_factor"],
+            )
 
-        forms["FlashAttention + fla chunk_simple_gla, compiled maps"] = Form(parts, leaves, maps, note="time of the parts and their sum")
+        forms["FlashAttention + fla chunk_simple_gla, compiled maps"] = Form(
+            parts, leaves, maps, note="time of the parts and their sum"
+        )
     return forms
 
 
 def lizard(shape: Shape, peers: bool = True) -> Forms:
-    """Lizard's layer: linear attention with a decay a head, plus alpha times a window of 128 with 4 first positions."""
+    """Lizard's layer: linear attention with a decay a head, plus alpha times a window of 128 with 4 first
+    positions."""
     args = inputs(shape, gate=True) | {"alpha": torch.ones(shape[2], device=DEVICE)}
     plain, alpha = {name: args[name] for name in "qkv"}, args["alpha"]
     linear_args = {name: x for name, x in args.items() if name != "alpha"}
 
     def ours() -> Tensor:
-        return scaled_sum(linear_attention(**linear_args), sliding_window_attention(**plain, window=128, meta=4), alpha)
+        return scaled_sum(
+            linear_attention(**linear_args), sliding_window_attention(**plain, window=128, meta=4), alpha
+        )
 
     leaves, maps = list(args.values()), [args["w_q"], args["w_k"], args["log_decay"], alpha]
     forms = {OURS: Form(ours, leaves, maps)}
@@ -268,7 +319,9 @@ def lizard(shape: Shape, peers: bool = True) -> Forms:
         far, near = compose("chunk_simple_gla", args, "log_decay"), flex_window(plain, 128, 4)
         add = torch.compile(lambda x, y, a: (x + a[:, None] * y).to(x.dtype), dynamic=False)
         run = lambda: add(far(), near(), alpha)  # noqa: E731
-        forms["FlexAttention + fla chunk_simple_gla, compiled maps"] = Form(run, leaves, maps, note="time of the parts and their sum")
+        forms["FlexAttention + fla chunk_simple_gla, compiled maps"] = Form(
+            run, leaves, maps, note="time of the parts and their sum"
+        )
     return forms
 
 
@@ -276,14 +329,22 @@ def softmax(shape: Shape) -> Forms:
     """Full causal softmax attention, which every linear operation of the same shape is held against."""
     args = {name: x for name, x in inputs(shape).items() if name in "qkv"}
     attend = partial(scaled_dot_product_attention, is_causal=True, enable_gqa=shape[2] != shape[3])
-    return {"SDPA causal": Form(lambda: attend(*(x.transpose(1, 2) for x in args.values())).transpose(1, 2), list(args.values()))}
+    return {
+        "SDPA causal": Form(
+            lambda: attend(*(x.transpose(1, 2) for x in args.values())).transpose(1, 2), list(args.values())
+        )
+    }
 
 
 def delta_rule(shape: Shape) -> Forms:
     """The forms of the gated delta rule (GDN): other arithmetic on a state of D x D a head, for scale."""
     given, gates = _normed(shape), _gates(shape)
     given |= {"g": gates[..., 0].contiguous(), "beta": _strength(shape)}
-    return {"fla chunk_gated_delta_rule": Form(partial(_fla, "gated_delta_rule", "chunk_gated_delta_rule", **given), list(given.values()))}
+    return {
+        "fla chunk_gated_delta_rule": Form(
+            partial(_fla, "gated_delta_rule", "chunk_gated_delta_rule", **given), list(given.values())
+        )
+    }
 
 
 def kimi_delta(shape: Shape) -> Forms:
@@ -296,22 +357,31 @@ def _normed(shape: Shape) -> dict[str, Tensor]:
     """q, k, v of all query heads, q and k of length one."""
     b, t, h, _, d, f = shape
     args = inputs((b, t, h, h, d, f))
-    return {name: torch.nn.functional.normalize(args[name].float(), dim=-1).bfloat16() for name in "qk"} | {"v": args["v"]}
+    return {name: torch.nn.functional.normalize(args[name].float(), dim=-1).bfloat16() for name in "qk"} | {
+        "v": args["v"]
+    }
 
 
 def _gates(shape: Shape) -> Tensor:
     """Log gates `[B, T, H, D]` in float32."""
     b, t, h, _, d, _ = shape
-    return logsigmoid(torch.randn(b, t, h, d, device=DEVICE, generator=torch.Generator(DEVICE).manual_seed(1)) + 3)
+    return logsigmoid(
+        torch.randn(b, t, h, d, device=DEVICE, generator=torch.Generator(DEVICE).manual_seed(1)) + 3
+    )
 
 
 def _strength(shape: Shape) -> Tensor:
     """The strength of each write of the delta rule, `[B, T, H]`, between 0 and 1."""
-    return torch.randn(shape[:3], device=DEVICE, generator=torch.Generator(DEVICE).manual_seed(2)).sigmoid().bfloat16()
+    return (
+        torch.randn(shape[:3], device=DEVICE, generator=torch.Generator(DEVICE).manual_seed(2))
+        .sigmoid()
+        .bfloat16()
+    )
 
 
 def taylor(shape: Shape) -> Forms:
-    """Linear attention with Hedgehog's Taylor map (1, x, x x^T / sqrt 2): D^2 + D + 1 features in the chunked torch form."""
+    """Linear attention with Hedgehog's Taylor map (1, x, x x^T / sqrt 2): D^2 + D + 1 features in the chunked
+    torch form."""
     args = inputs(shape)
 
     def expand(x: Tensor) -> Tensor:
@@ -319,14 +389,20 @@ def taylor(shape: Shape) -> Forms:
         outer = (x.unsqueeze(-1) * x.unsqueeze(-2)).flatten(-2) / 2**0.5
         return torch.cat([torch.ones_like(x[..., :1]), x, outer], -1).bfloat16()
 
-    run = lambda: linear_attention_reference.linear_attention(expand(args["q"]), expand(args["k"]), args["v"], feature="none")  # noqa: E731
+    run = lambda: linear_attention_reference.linear_attention(  # noqa: E731
+        expand(args["q"]), expand(args["k"]), args["v"], feature="none"
+    )  # noqa: E731
     return {CHUNKED: Form(run)}
 
 
 def cross_entropy(shape: Shape) -> Forms:
-    """Hedgehog's transfer loss: the cross-entropy of linear attention's weights to softmax attention's. Its peer is quadratic in memory."""
+    """Hedgehog's transfer loss: the cross-entropy of linear attention's weights to softmax attention's. Its
+    peer is quadratic in memory."""
     args = inputs(shape)
-    given = {"phi_q": features(args["q"], args["w_q"]).float(), "phi_k": features(args["k"], args["w_k"]).float()}
+    given = {
+        "phi_q": features(args["q"], args["w_q"]).float(),
+        "phi_k": features(args["k"], args["w_k"]).float(),
+    }
     teacher = {"q": args["q"], "k": args["k"], "scale": shape[4] ** -0.5}
     definition = partial(attention_cross_entropy_reference.attention_cross_entropy, **teacher, **given)
     leaves = list(given.values())
@@ -352,36 +428,60 @@ def rotated(shape: Shape) -> Forms:
         return relative(torch.cat(got, 2), torch.cat(want, 2))
 
     forms = {OURS: rotary, "torch": rotary_reference.rotary}
-    return {provider: Form(partial(form, **args, **given), list(args.values()), error=error, moved=moved) for provider, form in forms.items()}
+    return {
+        provider: Form(partial(form, **args, **given), list(args.values()), error=error, moved=moved)
+        for provider, form in forms.items()
+    }
 
 
 def tokens(shape: Shape, vocabulary: int) -> Forms:
-    """The loss of each token of a training step: logits are read forward; backward they are read and their gradient is written."""
+    """The loss of each token of a training step: logits are read forward; backward they are read and their
+    gradient is written."""
     count, generator = shape[0] * shape[1], torch.Generator(DEVICE).manual_seed(1)
     logits = torch.randn(count, vocabulary, device=DEVICE, generator=generator, dtype=torch.bfloat16)
     labels = torch.randint(vocabulary, (count,), device=DEVICE, generator=generator)
     moved = {"forward": logits.nbytes, "forward+backward": 3 * logits.nbytes}
-    error = lambda got: relative(got, token_cross_entropy_reference.token_cross_entropy(logits.float(), labels))  # noqa: E731
+    error = lambda got: relative(  # noqa: E731
+        got, token_cross_entropy_reference.token_cross_entropy(logits.float(), labels)
+    )  # noqa: E731
     forms = {OURS: token_cross_entropy, "torch": token_cross_entropy_reference.token_cross_entropy}
-    return {provider: Form(partial(form, logits, labels), [logits], error=error, moved=moved) for provider, form in forms.items()}
+    return {
+        provider: Form(partial(form, logits, labels), [logits], error=error, moved=moved)
+        for provider, form in forms.items()
+    }
 
 
 def decoded(shape: Shape) -> tuple[str, ...]:
     """The operations that `decoding` has at a shape. Where query heads share key heads, so may states."""
-    names = ("linear_attention", "gated_linear_attention", WINDOW, HYBRID, f"softmax attention, {CACHED} positions")
-    return names if shape[2] == shape[3] else (*names, *(f"{name}, states of key heads" for name in ("linear_attention", HYBRID)))
+    names = (
+        "linear_attention",
+        "gated_linear_attention",
+        WINDOW,
+        HYBRID,
+        f"softmax attention, {CACHED} positions",
+    )
+    return (
+        names
+        if shape[2] == shape[3]
+        else (*names, *(f"{name}, states of key heads" for name in ("linear_attention", HYBRID)))
+    )
 
 
 def decoding(op: str, shape: Shape) -> Forms:
-    """One token of an operation. What must move is its state, read once and written once; softmax attention reads a cache of 2048 positions."""
+    """One token of an operation. What must move is its state, read once and written once; softmax attention
+    reads a cache of 2048 positions."""
     batch, _, h, n, d, f = shape
     args = inputs(shape)
     if op.startswith("softmax"):
-        cache = {name: torch.randn(batch, n, CACHED, d, device=DEVICE, dtype=torch.bfloat16) for name in ("key", "value")}
+        cache = {
+            name: torch.randn(batch, n, CACHED, d, device=DEVICE, dtype=torch.bfloat16)
+            for name in ("key", "value")
+        }
         attend = partial(scaled_dot_product_attention, args["q"].transpose(1, 2), **cache, enable_gqa=h != n)
         return {"SDPA": Form(attend, moved={"decode": sum(x.nbytes for x in cache.values())})}
     states = n if op.endswith("states of key heads") else h
-    state, pair = batch * states * 2 * f * (d + 1) * 8, batch * n * d * 8  # bytes of a linear state, of a key and a value, both ways
+    # bytes of a linear state, of a key and a value, both ways
+    state, pair = batch * states * 2 * f * (d + 1) * 8, batch * n * d * 8
     step = partial(decode_step, **{name: args[name] for name in "qkv"})
     if op == WINDOW:
         ring = window_state(batch, 127, n, d, meta=4, device=DEVICE)
@@ -400,7 +500,12 @@ def decoding(op: str, shape: Shape) -> Forms:
     forms = {OURS: Form(partial(step, state=linear), moved={"decode": state})}
     if h == n:
         old = (torch.zeros(batch, h, 2 * f, d, device=DEVICE), torch.ones(batch, 1, h, 2 * f, device=DEVICE))
-        given = ready(args) | {"scale": 1.0, "initial_state": old, "output_final_state": True, "normalize": True}
+        given = ready(args) | {
+            "scale": 1.0,
+            "initial_state": old,
+            "output_final_state": True,
+            "normalize": True,
+        }
         peer = partial(_fla, "linear_attn", "fused_recurrent_linear_attn", **given)
         forms["fla fused_recurrent_linear_attn"] = Form(peer, note=GIVEN, moved={"decode": state})
     return forms

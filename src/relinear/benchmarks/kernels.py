@@ -1,8 +1,9 @@
-"""The fused operations beside their peers: `python -m relinear.benchmarks.kernels --out results/kernels`, on one GPU.
+"""The fused operations beside their peers: `python -m relinear.benchmarks.kernels --out results/kernels`, on
+one GPU.
 
-Times are medians of replays of a CUDA graph, in bfloat16, with the L2 cache cleared between them. The output of every form that has a
-definition is held against it in float32, and a wrong one is marked so. Writes bench.csv row by row, bench.provenance.json with a record of
-each call, and from the rows ratios.md.
+Times are medians of replays of a CUDA graph, in bfloat16, with the L2 cache cleared between them. The output
+of every form that has a definition is held against it in float32, and a wrong one is marked so. Writes
+bench.csv row by row, bench.provenance.json with a record of each call, and from the rows ratios.md.
 """
 
 import re
@@ -53,7 +54,8 @@ def fewest_bytes(shape: Shape, mode: str) -> int:
 
 
 def time_run(run: Callable[[], Any], leaves: Sequence[Tensor], milliseconds: float = 60) -> dict[str, Any]:
-    """Columns of a row: milliseconds, peak memory above what was held before in GiB, seconds of the first call, a note if no CUDA graph was recorded.
+    """Columns of a row: milliseconds, peak memory above what was held before in GiB, seconds of the first
+    call, a note if no CUDA graph was recorded.
 
     With `leaves`, the gradients of these are computed too.
     """
@@ -83,11 +85,14 @@ def time_run(run: Callable[[], Any], leaves: Sequence[Tensor], milliseconds: flo
     finally:
         for x in leaves:
             x.requires_grad_(False)
-    return {"ms": f"{ms:.4f}", "gib": f"{peak / 2**30:.3f}", "first_call_s": f"{first:.1f}"} | ({} if replay else {"note": "launched, not replayed"})
+    return {"ms": f"{ms:.4f}", "gib": f"{peak / 2**30:.3f}", "first_call_s": f"{first:.1f}"} | (
+        {} if replay else {"note": "launched, not replayed"}
+    )
 
 
 def record_graph(step: Callable[[], Any]) -> Callable[[], None] | None:
-    """A function that replays `step` as a CUDA graph, so that launches cost next to nothing. None where it cannot be recorded."""
+    """A function that replays `step` as a CUDA graph, so that launches cost next to nothing. None where it
+    cannot be recorded."""
     graph = torch.cuda.CUDAGraph()
     try:
         with torch.cuda.graph(graph):
@@ -105,23 +110,41 @@ def outputs_of(returned: Any) -> tuple[Tensor, ...]:
 class Bench:
     """The rows of a campaign, written as each is measured, and the time that is left for them.
 
-    `only` selects operations and shapes, `provider` the forms of these, `missing` the rows that no earlier call has measured. The file's other
-    rows stay.
+    `only` selects operations and shapes, `provider` the forms of these, `missing` the rows that no earlier
+    call has measured. The file's other rows stay.
     """
 
     def __init__(
-        self, campaign: Campaign, seconds: float, *, only: str = "", provider: str = "", missing: bool = False, speed: float = 1.0, commit: str = ""
+        self,
+        campaign: Campaign,
+        seconds: float,
+        *,
+        only: str = "",
+        provider: str = "",
+        missing: bool = False,
+        speed: float = 1.0,
+        commit: str = "",
     ):
-        self.campaign, self.until, self.only, self.provider, self.missing = campaign, time.monotonic() + seconds, only, provider, missing
-        self.speed, self.commit = speed, commit  # bytes that a copy moves in a second; the commit that new rows name
+        self.campaign, self.until, self.only, self.provider, self.missing = (
+            campaign,
+            time.monotonic() + seconds,
+            only,
+            provider,
+            missing,
+        )
+        # bytes that a copy moves in a second; the commit that new rows name
+        self.speed, self.commit = speed, commit
         self.rows = {_key(row): row for row in campaign.rows}
 
     def wants(self, op: str, shape: Shape) -> bool:
         """Whether an operation at a shape is selected."""
         return bool(re.search(self.only, f"{op} {_text(shape)}"))
 
-    def time(self, op: str, shape: Shape, make: Callable[[Shape], Forms], modes: Iterable[str] = (FORWARD,)) -> None:
-        """Time the selected forms of an operation in these modes. A form without the gradients that a mode asks for is not timed in it."""
+    def time(
+        self, op: str, shape: Shape, make: Callable[[Shape], Forms], modes: Iterable[str] = (FORWARD,)
+    ) -> None:
+        """Time the selected forms of an operation in these modes. A form without the gradients that a mode
+        asks for is not timed in it."""
         if not self.wants(op, shape):
             return
         torch.compiler.reset()  # torch.compile gives up on a function that it has compiled for eight shapes
@@ -132,12 +155,29 @@ class Bench:
                     self._measure(op, provider, shape, mode, form, leaves)
         torch.cuda.empty_cache()
 
-    def _measure(self, op: str, provider: str, shape: Shape, mode: str, form: Form, leaves: Sequence[Tensor]) -> None:
+    def _measure(
+        self, op: str, provider: str, shape: Shape, mode: str, form: Form, leaves: Sequence[Tensor]
+    ) -> None:
         """Measure a row, unless an earlier call has, and write it. A failure is a row that says why."""
         b, t, h, n, d, f = shape
         moved = form.moved[mode] if form.moved else fewest_bytes(shape, mode)
-        row = dict.fromkeys(COLUMNS, "") | {"op": op, "provider": provider, "B": b, "T": t, "H": h, "Hkv": n, "D": d, "F": f, "mode": mode}
-        row |= {"shape": _text(shape), "note": form.note, "floor_ms": f"{moved / self.speed * 1e3:.4f}", "commit": self.commit}
+        row = dict.fromkeys(COLUMNS, "") | {
+            "op": op,
+            "provider": provider,
+            "B": b,
+            "T": t,
+            "H": h,
+            "Hkv": n,
+            "D": d,
+            "F": f,
+            "mode": mode,
+        }
+        row |= {
+            "shape": _text(shape),
+            "note": form.note,
+            "floor_ms": f"{moved / self.speed * 1e3:.4f}",
+            "commit": self.commit,
+        }
         old = self.rows.get(_key(row))
         if self.missing and old and old["valid"] != "not run":
             return
@@ -147,11 +187,23 @@ class Bench:
             try:
                 row |= self._values(form, mode, leaves)
             except FAILURES as problem:
-                row |= {"valid": "failed", "note": f"{type(problem).__name__}: {str(problem).splitlines()[0][:120] if str(problem) else ''}"}
+                row |= {
+                    "valid": "failed",
+                    "note": (
+                        f"{type(problem).__name__}:"
+                        f" {str(problem).splitlines()[0][:120] if str(problem) else ''}"
+                    ),
+                }
                 torch.cuda.empty_cache()
         self.rows[_key(row)] = row
         self.campaign.replace(self.rows.values())
-        print("  ".join(str(row[c]) for c in ("op", "provider", "shape", "mode", "ms", "floor_ms", "error", "valid", "note")), flush=True)
+        print(
+            "  ".join(
+                str(row[c])
+                for c in ("op", "provider", "shape", "mode", "ms", "floor_ms", "error", "valid", "note")
+            ),
+            flush=True,
+        )
 
     def _values(self, form: Form, mode: str, leaves: Sequence[Tensor]) -> dict[str, Any]:
         """The measured values of a form: time and memory, and the error of its output."""
@@ -186,7 +238,8 @@ STEPS = ((8, 1024, 9, 3, 64, 64), (4, 1024, 32, 8, 128, 128))  # a transfer step
 
 
 def suite(bench: Bench) -> None:
-    """Every operation and shape: the shape of record with its peers, hybrids against the length, decoding, and what is left."""
+    """Every operation and shape: the shape of record with its peers, hybrids against the length, decoding,
+    and what is left."""
     bare = partial(forms.linear, peers=False, chunked=False)
     bench.time("softmax attention", RECORD, forms.softmax, (FORWARD, BOTH))
     bench.time("linear_attention", RECORD, forms.linear, EVERY)
@@ -196,14 +249,17 @@ def suite(bench: Bench) -> None:
         bench.time(name, RECORD, partial(forms.window, size=size, meta=meta), (FORWARD, BOTH))
     bench.time("hybrid_attention w=64", RECORD, forms.hybrid, EVERY)
     bench.time("lizard hybrid", RECORD, forms.lizard, (FORWARD, BOTH))
-    for batch, heads, d in ((16, 32, 128), (1, 12, 64)):  # Lizard Figure 6 at other lengths; Hedgehog Figure 6
+    # Lizard Figure 6 at other lengths; Hedgehog Figure 6
+    for batch, heads, d in ((16, 32, 128), (1, 12, 64)):
         for t in (512, 1024, 2048, 4096, 8192, 16384, 32768):
             shape = (batch, t, heads, heads, d, 64)
             modes = (FORWARD, BOTH) if batch * t <= 16 * 16384 else (FORWARD,)
             if shape != RECORD:
                 bench.time("softmax attention", shape, forms.softmax, modes)
                 bench.time("linear_attention", shape, bare, modes)
-                bench.time("hybrid_attention w=64", shape, partial(forms.hybrid, peers=False, chunked=False), modes)
+                bench.time(
+                    "hybrid_attention w=64", shape, partial(forms.hybrid, peers=False, chunked=False), modes
+                )
                 bench.time("lizard hybrid", shape, partial(forms.lizard, peers=False), modes)
             if batch == 1:
                 bench.time("taylor map", shape, forms.taylor)
@@ -216,25 +272,40 @@ def suite(bench: Bench) -> None:
     for shape in STEPS:
         bench.time("attention_cross_entropy", shape, forms.cross_entropy, (FORWARD, TRANSFER))
         bench.time("rotary", shape, forms.rotated, (FORWARD, BOTH))
-    bench.time("token_cross_entropy V=49152", STEPS[0], partial(forms.tokens, vocabulary=49152), (FORWARD, BOTH))
+    bench.time(
+        "token_cross_entropy V=49152", STEPS[0], partial(forms.tokens, vocabulary=49152), (FORWARD, BOTH)
+    )
     for shape in (SMALL, LARGE):
         bench.time("softmax attention", shape, forms.softmax, (FORWARD, BOTH))
         bench.time("linear_attention", shape, bare, EVERY)
-        bench.time("hybrid_attention w=64", shape, partial(forms.hybrid, peers=False, chunked=False), (FORWARD, BOTH))
+        bench.time(
+            "hybrid_attention w=64", shape, partial(forms.hybrid, peers=False, chunked=False), (FORWARD, BOTH)
+        )
     bench.time("gated delta rule (GDN)", RECORD, forms.delta_rule, (FORWARD, BOTH))
     bench.time("Kimi delta attention (KDA)", RECORD, forms.kimi_delta, (FORWARD, BOTH))
-    bench.time("gated_linear_attention", RECORD, forms.gated, EVERY)  # last: its peer's backward is tuned for minutes
+    # last: its peer's backward is tuned for minutes
+    bench.time("gated_linear_attention", RECORD, forms.gated, EVERY)
 
 
 def main(
     out: Annotated[Path, typer.Option(help="folder of bench.csv")] = Path("results/kernels"),
     seconds: Annotated[float, typer.Option(help="rows that would start later are marked not run")] = 3000,
-    only: Annotated[str, typer.Option(help="measure the operations and shapes that match this regular expression")] = "",
-    provider: Annotated[str, typer.Option(help="measure the forms whose provider matches this regular expression")] = "",
-    missing: Annotated[bool, typer.Option("--missing", help="measure the rows that bench.csv lacks or marks not run")] = False,
-    commit: Annotated[str, typer.Option(help="the commit of the code, where its folder is no repository")] = "",
+    only: Annotated[
+        str, typer.Option(help="measure the operations and shapes that match this regular expression")
+    ] = "",
+    provider: Annotated[
+        str, typer.Option(help="measure the forms whose provider matches this regular expression")
+    ] = "",
+    missing: Annotated[
+        bool, typer.Option("--missing", help="measure the rows that bench.csv lacks or marks not run")
+    ] = False,
+    commit: Annotated[
+        str, typer.Option(help="the commit of the code, where its folder is no repository")
+    ] = "",
     note: Annotated[str, typer.Option(help="what a reader of the provenance should know of this call")] = "",
-    ratios_only: Annotated[bool, typer.Option("--ratios-only", help="write ratios.md from the rows there are")] = False,
+    ratios_only: Annotated[
+        bool, typer.Option("--ratios-only", help="write ratios.md from the rows there are")
+    ] = False,
 ) -> None:
     """Measure, and write rows and ratios. `snakemake lizard_figure6 hedgehog_figure6` draws them."""
     for option, pattern in (("--only", only), ("--provider", provider)):
@@ -245,20 +316,44 @@ def main(
     if not ratios_only:
         if not torch.cuda.is_available():
             raise UserError("the benchmark of the kernels needs a CUDA GPU; have none")
-        campaign, speed = Campaign(out / "bench.csv", COLUMNS, anew=not (only or provider or missing)), copied_per_second()
-        about = session("python -m relinear.benchmarks.kernels") | {"gpu": torch.cuda.get_device_name(), "bandwidth_bytes_per_s": speed}
-        about |= {"only": only, "provider": provider, "missing": missing, "seconds": seconds, "note": note, "commit": commit or about["commit"]}
+        campaign, speed = (
+            Campaign(out / "bench.csv", COLUMNS, anew=not (only or provider or missing)),
+            copied_per_second(),
+        )
+        about = session("python -m relinear.benchmarks.kernels") | {
+            "gpu": torch.cuda.get_device_name(),
+            "bandwidth_bytes_per_s": speed,
+        }
+        about |= {
+            "only": only,
+            "provider": provider,
+            "missing": missing,
+            "seconds": seconds,
+            "note": note,
+            "commit": commit or about["commit"],
+        }
         with suppress(metadata.PackageNotFoundError):
             about["versions"]["fla-core"] = metadata.version("fla-core")
         earlier = campaign.about.get("runs", [])
         if others := {run["gpu"] for run in earlier} - {about["gpu"]}:
-            raise UserError(f"{campaign.path} has rows of another GPU: got {about['gpu']}, expected {', '.join(others)}; possible: another --out")
+            raise UserError(
+                f"{campaign.path} has rows of another GPU: got {about['gpu']}, expected {', '.join(others)};"
+                " possible: another --out"
+            )
         campaign.describe(
-            command=about["command"], dtype="bfloat16", tolerance=TOLERANCE, bandwidth_bytes_per_s=speed, runs=[*earlier, about],
-            timing="median of a CUDA graph's replays, L2 cache cleared between them (triton.testing.do_bench)",
-        )  # fmt: skip
+            command=about["command"],
+            dtype="bfloat16",
+            tolerance=TOLERANCE,
+            bandwidth_bytes_per_s=speed,
+            runs=[*earlier, about],
+            timing=(
+                "median of a CUDA graph's replays, L2 cache cleared between them (triton.testing.do_bench)"
+            ),
+        )
         mark = (about["commit"] or "")[:7] + "+" * bool(about["dirty"])
-        suite(Bench(campaign, seconds, only=only, provider=provider, missing=missing, speed=speed, commit=mark))
+        suite(
+            Bench(campaign, seconds, only=only, provider=provider, missing=missing, speed=speed, commit=mark)
+        )
     write_text(out / "ratios.md", ratios(read(out / "bench.csv")))
 
 

@@ -1,5 +1,6 @@
-"""The peer of the trainings: what a user writes without this package. transformers' model and softmax attention by SDPA, `torch.compile` of the
-whole model, fused AdamW, gradients clipped; all weights (float32, products in bfloat16 by autocast) or peft's LoRA (weights in bfloat16)."""
+"""The peer of the trainings: what a user writes without this package. transformers' model and softmax
+attention by SDPA, `torch.compile` of the whole model, fused AdamW, gradients clipped; all weights (float32,
+products in bfloat16 by autocast) or peft's LoRA (weights in bfloat16)."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -20,27 +21,54 @@ TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj")
 def matrices(model: nn.Module) -> tuple[int, int]:
     """How many numbers the weights of a model's products have, and how many of these are the head's."""
     head = model.get_output_embeddings().weight.numel()
-    return sum(m.weight.numel() for name, m in model.named_modules() if isinstance(m, nn.Linear) and ".method." not in name), head
+    return sum(
+        m.weight.numel()
+        for name, m in model.named_modules()
+        if isinstance(m, nn.Linear) and ".method." not in name
+    ), head
 
 
 def flops_a_token(products: int, head: int, kind: str) -> int:
-    """Floating-point operations of the products of a model's weights: forward, and backward for inputs and what is trained.
+    """Floating-point operations of the products of a model's weights: forward, and backward for inputs and
+    what is trained.
 
-    A transfer has the teacher's pass alone, without a head. Attention, adapters and feature maps are not counted.
+    A transfer has the teacher's pass alone, without a head. Attention, adapters and feature maps are not
+    counted.
     """
-    return 2 * (products - head) if kind == "transfer" else {"full": 6, "lora": 4, "method": 4}[kind] * products
+    return (
+        2 * (products - head) if kind == "transfer" else {"full": 6, "lora": 4, "method": 4}[kind] * products
+    )
 
 
-def steps(config: PreTrainedConfig, kind: str, batch: int, length: int, dtype: torch.dtype, device: str, compiled: bool) -> Iterator[dict[str, Any]]:
-    """The loop, a step at a time: its seconds, the peak of memory since the first step, and the size of the products."""
+def steps(
+    config: PreTrainedConfig,
+    kind: str,
+    batch: int,
+    length: int,
+    dtype: torch.dtype,
+    device: str,
+    compiled: bool,
+) -> Iterator[dict[str, Any]]:
+    """The loop, a step at a time: its seconds, the peak of memory since the first step, and the size of the
+    products."""
     torch.manual_seed(0)
     config.use_cache = False
     with torch.device(device):
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32 if kind == "full" else dtype, attn_implementation="sdpa")
+        model = AutoModelForCausalLM.from_config(
+            config, dtype=torch.float32 if kind == "full" else dtype, attn_implementation="sdpa"
+        )
     products, head = matrices(model)
     if kind == "lora":
         model = get_peft_model(
-            model, LoraConfig(r=8, lora_alpha=16, lora_dropout=0.0, bias="none", task_type="CAUSAL_LM", target_modules=list(TARGETS))
+            model,
+            LoraConfig(
+                r=8,
+                lora_alpha=16,
+                lora_dropout=0.0,
+                bias="none",
+                task_type="CAUSAL_LM",
+                target_modules=list(TARGETS),
+            ),
         )
     parameters = [p for p in model.train().parameters() if p.requires_grad]
     optimiser = torch.optim.AdamW(parameters, lr=1e-4, fused=True)
@@ -57,5 +85,10 @@ def steps(config: PreTrainedConfig, kind: str, batch: int, length: int, dtype: t
         optimiser.step()
         if device == "cuda":
             torch.cuda.synchronize()
-        yield {"seconds": time.perf_counter() - began, "memory": memory_bytes(device), "products": products, "head": head,
-               "trainable_params": sum(p.numel() for p in parameters)}  # fmt: skip
+        yield {
+            "seconds": time.perf_counter() - began,
+            "memory": memory_bytes(device),
+            "products": products,
+            "head": head,
+            "trainable_params": sum(p.numel() for p in parameters),
+        }

@@ -1,17 +1,21 @@
-"""Training throughput, memory and scaling: `python -m relinear.benchmarks.training --gpus 1 2 4 --out results/reference/scaling/scaling.json`.
+"""Training throughput, memory and scaling: `python -m relinear.benchmarks.training --gpus 1 2 4 --out
+results/reference/scaling/scaling.json`.
 
-Each measurement trains a run of the catalogue for a few steps with the stage's own code (its loss, recipe, optimiser and engine: replicas or
-FSDP2 shards), at a teacher's shape. Weights do not matter for speed: they are random, made on the device; so are the tokens.
+Each measurement trains a run of the catalogue for a few steps with the stage's own code (its loss, recipe,
+optimiser and engine: replicas or FSDP2 shards), at a teacher's shape. Weights do not matter for speed: they
+are random, made on the device; so are the tokens.
 
-    weak    a fixed number of sequences a GPU          strong   a fixed number of sequences a step, shared by the GPUs
-    curve   the same steps on N GPUs and on one: losses and gradient norms are compared. The baseline for "the same" is one GPU with
+    weak    a fixed number of sequences a GPU          strong   a fixed number of sequences a step, shared by
+    the GPUs curve   the same steps on N GPUs and on one: losses and gradient norms are compared. The baseline
+    for "the same" is one GPU with
             smaller micro-batches, which differs by rounding only
 
-`--gpus` starts torchrun for one number of GPUs after the other, in one session, so that ratios have their own base; under torchrun the module
-measures with the processes that there are. Rows are written as they come, the most telling first; `--seconds` ends it early and says what
-is missing. `plain_full` and `plain_lora` are the loop that a user writes without this package (`plain_loop.py`), which the others stand beside
-as a ratio: full training beside the one, LoRA and transfer beside the other.
-NCCL is used as it is set: NCCL_NVLS_ENABLE=0 and its like in the environment stay.
+`--gpus` starts torchrun for one number of GPUs after the other, in one session, so that ratios have their own
+base; under torchrun the module measures with the processes that there are. Rows are written as they come, the
+most telling first; `--seconds` ends it early and says what is missing. `plain_full` and `plain_lora` are the
+loop that a user writes without this package (`plain_loop.py`), which the others stand beside as a ratio: full
+training beside the one, LoRA and transfer beside the other. NCCL is used as it is set: NCCL_NVLS_ENABLE=0 and
+its like in the environment stay.
 """
 
 import copy
@@ -52,19 +56,34 @@ from relinear.train import distill, finetune
 
 SHAPES: dict[str, PreTrainedConfig] = {
     "smollm2-135m": LlamaConfig(
-        vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9, num_key_value_heads=3,
-        head_dim=64, max_position_embeddings=8192, tie_word_embeddings=True,
+        vocab_size=49152,
+        hidden_size=576,
+        intermediate_size=1536,
+        num_hidden_layers=30,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        head_dim=64,
+        max_position_embeddings=8192,
+        tie_word_embeddings=True,
     ),
     **PAPERS,
     "llama-3-70b": LlamaConfig(
-        vocab_size=128256, hidden_size=8192, intermediate_size=28672, num_hidden_layers=80, num_attention_heads=64, num_key_value_heads=8,
-        head_dim=128, max_position_embeddings=8192,
+        vocab_size=128256,
+        hidden_size=8192,
+        intermediate_size=28672,
+        num_hidden_layers=80,
+        num_attention_heads=64,
+        num_key_value_heads=8,
+        head_dim=128,
+        max_position_embeddings=8192,
     ),
-}  # fmt: skip
+}
 PIECE = {"smollm2-135m": 16}  # sequences that a GPU takes at a time, where it may choose
 LARGE = 4  # the same, at any other shape
-PEERS = ("lolcats_window", "lizard", "teacher_lora")  # the last: the teacher itself, with its softmax attention
-# The measurements, the most telling first: scaling, shape, runs, engine, sequences (None: a GPU takes PIECE of them).
+# the last: the teacher itself, with its softmax attention
+PEERS = ("lolcats_window", "lizard", "teacher_lora")
+# The measurements, the most telling first: scaling, shape, runs, engine, sequences (None: a GPU takes PIECE
+# of them).
 SUITE = (
     ("weak", "smollm2-135m", ("plain_full", "plain_lora", "supra", *PEERS), "auto", None),
     ("weak", "llama-3-8b", PEERS, "auto", None),
@@ -83,7 +102,8 @@ GRACE = 20  # seconds beyond its time that a measurement may take to end
 
 
 class Cell(NamedTuple):
-    """One measurement. `sequences`: a GPU's (weak) or a step's (strong, curve); `piece`: the most that a GPU takes at a time."""
+    """One measurement. `sequences`: a GPU's (weak) or a step's (strong, curve); `piece`: the most that a GPU
+    takes at a time."""
 
     scaling: str
     shape: str
@@ -101,11 +121,20 @@ class Cell(NamedTuple):
 
 
 def suite(plan: Plan, shapes: list[str] | None, runs: list[str] | None, processes: int) -> list[Cell]:
-    """The measurements that this number of processes takes; with `runs` those runs, weak. Raises UserError for an unknown run."""
+    """The measurements that this number of processes takes; with `runs` those runs, weak. Raises UserError
+    for an unknown run."""
     if runs:
-        asked = [("weak", shape, tuple(runs), "auto", None) for shape in shapes or ("smollm2-135m", "llama-3-8b")]
-    elif shapes and not set(shapes) <= {shape for _, shape, *_ in SUITE}:  # another model: the measurements of the small one and no more
-        asked = [(scaling, other, *rest) for other in shapes for scaling, shape, *rest in SUITE if shape == "smollm2-135m"]
+        asked = [
+            ("weak", shape, tuple(runs), "auto", None) for shape in shapes or ("smollm2-135m", "llama-3-8b")
+        ]
+    # another model: the measurements of the small one and no more
+    elif shapes and not set(shapes) <= {shape for _, shape, *_ in SUITE}:
+        asked = [
+            (scaling, other, *rest)
+            for other in shapes
+            for scaling, shape, *rest in SUITE
+            if shape == "smollm2-135m"
+        ]
     else:
         asked = [row for row in SUITE if not shapes or row[1] in shapes]
     cells = []
@@ -120,7 +149,17 @@ def suite(plan: Plan, shapes: list[str] | None, runs: list[str] | None, processe
             for stage in STAGES:
                 if stage not in recipes or (processes == 1 and engine == "fsdp"):
                     continue
-                cells.append(Cell(scaling, shape, name, stage, engine, sequences or most, max(most, sequences or 0) if scaling == "curve" else most))
+                cells.append(
+                    Cell(
+                        scaling,
+                        shape,
+                        name,
+                        stage,
+                        engine,
+                        sequences or most,
+                        max(most, sequences or 0) if scaling == "curve" else most,
+                    )
+                )
                 if scaling == "curve" and processes == 1:  # rounding alone
                     cells.append(cells[-1]._replace(piece=sequences // 4))
     return cells
@@ -151,22 +190,39 @@ class Timed(Job):
         self.logged.append(metrics)
 
 
-def timing_job(plan: Plan, cell: Cell, config: PreTrainedConfig, folder: Path, length: int, dtype: str) -> Timed:
-    """The job of a measurement: the run's own recipe, on as many random tokens as its steps take, written into `folder`."""
+def timing_job(
+    plan: Plan, cell: Cell, config: PreTrainedConfig, folder: Path, length: int, dtype: str
+) -> Timed:
+    """The job of a measurement: the run's own recipe, on as many random tokens as its steps take, written
+    into `folder`."""
     job = job_of(plan, plan.node(cell.stage, cell.run), out=folder, work=folder, leads=False)
     batch, accumulate = cell.step(size())
-    budget = job.settings["budget"] | {"epochs": 1, "seq_len": length, "batch_size": batch, "accumulate": accumulate}
+    budget = job.settings["budget"] | {
+        "epochs": 1,
+        "seq_len": length,
+        "batch_size": batch,
+        "accumulate": accumulate,
+    }
     steps = CURVE if cell.scaling == "curve" else WARM + TIMED
     # Some tokens are frequent, so that a model can learn which.
-    tokens = (config.vocab_size * np.random.default_rng(0).random(steps * batch * accumulate * length) ** 8).astype(np.int32)
+    tokens = (
+        config.vocab_size * np.random.default_rng(0).random(steps * batch * accumulate * length) ** 8
+    ).astype(np.int32)
     for name in ("train_tokens", "train_labels", "heldout_tokens", "heldout_labels"):
         np.save(folder / f"{name}.npy", tokens)
-    own = {"settings": {**job.settings, "budget": budget}, "parents": {"text": folder}, "engine": cell.engine, "dtype": dtype}
+    own = {
+        "settings": {**job.settings, "budget": budget},
+        "parents": {"text": folder},
+        "engine": cell.engine,
+        "dtype": dtype,
+    }
     own["compile"] = "on" if job.device == "cuda" else "off"  # as trainings do that are long enough
     return Timed(**vars(job) | own)
 
 
-def random_model(config: PreTrainedConfig, settings: dict[str, Any], device: str, dtype: torch.dtype) -> PreTrainedModel:
+def random_model(
+    config: PreTrainedConfig, settings: dict[str, Any], device: str, dtype: torch.dtype
+) -> PreTrainedModel:
     """A run's model at a shape, with random weights, the same in every process."""
     torch.manual_seed(0)
     with torch.device(device):
@@ -177,7 +233,8 @@ def random_model(config: PreTrainedConfig, settings: dict[str, Any], device: str
 
 
 def measure(plan: Plan, cell: Cell, config: PreTrainedConfig, length: int, dtype_name: str) -> dict[str, Any]:
-    """The row of one measurement: seconds are medians over `TIMED` steps, memory is the peak of the process that needed most."""
+    """The row of one measurement: seconds are medians over `TIMED` steps, memory is the peak of the process
+    that needed most."""
     if cell.run in plain_loop.RUNS:
         return measure_plain(cell, config, length, plan.device or "cuda", dtype_name)
     with tempfile.TemporaryDirectory() as folder:
@@ -189,23 +246,39 @@ def measure(plan: Plan, cell: Cell, config: PreTrainedConfig, length: int, dtype
             products = plain_loop.matrices(model)
             metrics = distill.fit(job, model, device)
         else:
-            model = random_model(config, job.settings, device, finetune.weights_dtype(job.settings["recipe"], dtype))
+            model = random_model(
+                config, job.settings, device, finetune.weights_dtype(job.settings["recipe"], dtype)
+            )
             products = plain_loop.matrices(model)
             _, metrics = finetune.fit(job, model, device, dtype)
     row = {
-        **cell._asdict(), "engine": job.hardware["engine"], "asked": cell.engine, "gpus": size(), "global_batch": job.global_batch,
-        "length": length, "trainable_params": metrics["trainable_params"], "peak_gib": round(max(gathered([memory_bytes(device)])) / 2**30, 2),
-    }  # fmt: skip
+        **cell._asdict(),
+        "engine": job.hardware["engine"],
+        "asked": cell.engine,
+        "gpus": size(),
+        "global_batch": job.global_batch,
+        "length": length,
+        "trainable_params": metrics["trainable_params"],
+        "peak_gib": round(max(gathered([memory_bytes(device)])) / 2**30, 2),
+    }
     if cell.scaling == "curve":
         return row | {name: [m[name] for m in job.logged] for name in ("loss", "grad_norm")}
     seconds = [b - a for a, b in zip(job.stamps, job.stamps[1:], strict=False)][WARM - 1 :]
-    return row | speed(job.global_batch * length, seconds, plain_loop.flops_a_token(*products, kind)) | {"kind": kind}
+    return (
+        row
+        | speed(job.global_batch * length, seconds, plain_loop.flops_a_token(*products, kind))
+        | {"kind": kind}
+    )
 
 
-def measure_plain(cell: Cell, config: PreTrainedConfig, length: int, device: str, dtype: str) -> dict[str, Any]:
+def measure_plain(
+    cell: Cell, config: PreTrainedConfig, length: int, device: str, dtype: str
+) -> dict[str, Any]:
     """The row of the plain loop, which a user writes without this package."""
     kind = plain_loop.RUNS[cell.run]
-    loop = plain_loop.steps(config, kind, cell.sequences, length, dtype_of(dtype, device), device, compiled=device == "cuda")
+    loop = plain_loop.steps(
+        config, kind, cell.sequences, length, dtype_of(dtype, device), device, compiled=device == "cuda"
+    )
     for _ in range(WARM):
         next(loop)
     if device == "cuda":
@@ -214,22 +287,32 @@ def measure_plain(cell: Cell, config: PreTrainedConfig, length: int, device: str
     last = found[-1]
     flops = plain_loop.flops_a_token(last["products"], last["head"], kind)
     return {
-        **cell._asdict(), "asked": "ddp", "gpus": 1, "global_batch": cell.sequences, "length": length, "kind": kind,
-        "trainable_params": last["trainable_params"], "peak_gib": round(last["memory"] / 2**30, 2),
-    } | speed(cell.sequences * length, [step["seconds"] for step in found], flops)  # fmt: skip
+        **cell._asdict(),
+        "asked": "ddp",
+        "gpus": 1,
+        "global_batch": cell.sequences,
+        "length": length,
+        "kind": kind,
+        "trainable_params": last["trainable_params"],
+        "peak_gib": round(last["memory"] / 2**30, 2),
+    } | speed(cell.sequences * length, [step["seconds"] for step in found], flops)
 
 
 def speed(tokens: int, seconds: list[float], flops: int) -> dict[str, Any]:
-    """Tokens a second of steps of that many `tokens`, and TFLOP/s of the products of the model's weights at `flops` a token."""
+    """Tokens a second of steps of that many `tokens`, and TFLOP/s of the products of the model's weights at
+    `flops` a token."""
     rate = tokens / statistics.median(seconds)
     return {
-        "tokens_per_second": round(rate), "tokens_per_second_per_gpu": round(rate / size()), "tflops_per_gpu": round(rate * flops / size() / 1e12, 1),
+        "tokens_per_second": round(rate),
+        "tokens_per_second_per_gpu": round(rate / size()),
+        "tflops_per_gpu": round(rate * flops / size() / 1e12, 1),
         "step_seconds": [round(f(seconds), 5) for f in (min, statistics.median, max)],
-    }  # fmt: skip
+    }
 
 
 def shape_of(name: str) -> PreTrainedConfig:
-    """The configuration of a named shape, or of a transformers config.json. Raises UserError where it is neither."""
+    """The configuration of a named shape, or of a transformers config.json. Raises UserError where it is
+    neither."""
     if name in SHAPES:
         return copy.deepcopy(SHAPES[name])  # a model changes its own
     if not Path(name).is_file():
@@ -261,7 +344,13 @@ def work(given: Asked, until: float) -> None:
         except torch.OutOfMemoryError:
             if size() > 1:  # the others wait for this process
                 raise
-            row = {**cell._asdict(), "asked": cell.engine, "gpus": 1, "length": given.length, "error": "out of memory"}
+            row = {
+                **cell._asdict(),
+                "asked": cell.engine,
+                "gpus": 1,
+                "length": given.length,
+                "error": "out of memory",
+            }
         gc.collect()
         if given.device == "cuda":
             torch.cuda.empty_cache()
@@ -274,7 +363,8 @@ def work(given: Asked, until: float) -> None:
 
 
 def add(out: Path, device: str, rows: list[dict], left_out: list[dict]) -> None:
-    """Add rows to the file, and the names of measurements that there was no time for. Makes the file if it is not there."""
+    """Add rows to the file, and the names of measurements that there was no time for. Makes the file if it is
+    not there."""
     campaign = Campaign(out)
     if not campaign.about:
         gpu = torch.cuda.get_device_name() if device == "cuda" else device
@@ -287,11 +377,21 @@ def add(out: Path, device: str, rows: list[dict], left_out: list[dict]) -> None:
 
 
 def session(given: Asked, numbers: list[int], seconds: float) -> None:
-    """One torchrun for each number of GPUs, each with its part of the time that is left. A failure costs its own rows only."""
+    """One torchrun for each number of GPUs, each with its part of the time that is left. A failure costs its
+    own rows only."""
     given.out.unlink(missing_ok=True)  # ratios are of one session
     began = time.time()
-    own = [f"--{name}={value}" for name in ("device", "dtype", "length", "out") if (value := getattr(given, name)) is not None]
-    own += [word for name in ("shape", "runs") if (values := getattr(given, name)) for word in (f"--{name}", *values)]
+    own = [
+        f"--{name}={value}"
+        for name in ("device", "dtype", "length", "out")
+        if (value := getattr(given, name)) is not None
+    ]
+    own += [
+        word
+        for name in ("shape", "runs")
+        if (values := getattr(given, name))
+        for word in (f"--{name}", *values)
+    ]
     for i, gpus in enumerate(numbers):
         launch = torchrun(gpus, "-m", "relinear.benchmarks.training", *own)
         now = time.time()
@@ -314,7 +414,8 @@ def session(given: Asked, numbers: list[int], seconds: float) -> None:
 
 
 def report(record: dict) -> str:
-    """The rows as Markdown tables: throughput with its ratio to one GPU, and curves with their distance from one GPU's."""
+    """The rows as Markdown tables: throughput with its ratio to one GPU, and curves with their distance from
+    one GPU's."""
     rows = record["rows"]
     header = [
         "shape",
@@ -334,18 +435,48 @@ def report(record: dict) -> str:
     for row in rows:
         if row["scaling"] != "curve":
             what = f"{row['scaling']}, {row['sequences']} {'a GPU' if row['scaling'] == 'weak' else 'a step'}"
-            numbers = ["", "", row["error"], "", "", ""] if "error" in row else [
-                f"{row['tokens_per_second']:,}", f"{row['tokens_per_second_per_gpu']:,}", _ratio(row, rows), _against_plain(row, rows),
-                f"{row['tflops_per_gpu']:.0f}" if "tflops_per_gpu" in row else "", f"{row['peak_gib']:.1f}",
-            ]  # fmt: skip
-            cells.append([row["shape"], row["run"], row["stage"], what, row["engine"], str(row["gpus"]), *numbers])
+            numbers = (
+                ["", "", row["error"], "", "", ""]
+                if "error" in row
+                else [
+                    f"{row['tokens_per_second']:,}",
+                    f"{row['tokens_per_second_per_gpu']:,}",
+                    _ratio(row, rows),
+                    _against_plain(row, rows),
+                    f"{row['tflops_per_gpu']:.0f}" if "tflops_per_gpu" in row else "",
+                    f"{row['peak_gib']:.1f}",
+                ]
+            )
+            cells.append(
+                [row["shape"], row["run"], row["stage"], what, row["engine"], str(row["gpus"]), *numbers]
+            )
     curves = [
-        [row["run"], row["stage"], row["engine"], str(row["gpus"]), str(row["piece"]), f"{row['loss'][0]:.4f}", f"{row['loss'][-1]:.4f}",
-         *(f"{x:.1e}" for x in apart)]
+        [
+            row["run"],
+            row["stage"],
+            row["engine"],
+            str(row["gpus"]),
+            str(row["piece"]),
+            f"{row['loss'][0]:.4f}",
+            f"{row['loss'][-1]:.4f}",
+            *(f"{x:.1e}" for x in apart),
+        ]
         for row, apart in distances(rows)
-    ]  # fmt: skip
-    titles = ["run", "stage", "engine", "GPUs", "piece", "first loss", "last loss", "loss apart", "gradient norm apart"]
-    return "\n\n".join(markdown(names, lines) for names, lines in ((header, cells), (titles, curves)) if lines)
+    ]
+    titles = [
+        "run",
+        "stage",
+        "engine",
+        "GPUs",
+        "piece",
+        "first loss",
+        "last loss",
+        "loss apart",
+        "gradient norm apart",
+    ]
+    return "\n\n".join(
+        markdown(names, lines) for names, lines in ((header, cells), (titles, curves)) if lines
+    )
 
 
 def _ratio(row: dict, rows: list[dict]) -> str:
@@ -356,19 +487,31 @@ def _ratio(row: dict, rows: list[dict]) -> str:
 
 
 def _against_plain(row: dict, rows: list[dict]) -> str:
-    """Tokens/s/GPU against the plain loop's that trains as much: all weights, or LoRA, with which a transfer is compared too."""
+    """Tokens/s/GPU against the plain loop's that trains as much: all weights, or LoRA, with which a transfer
+    is compared too."""
     peer = "plain_full" if row.get("kind") == "full" else "plain_lora"
     same = ("scaling", "shape", "sequences", "length")
     base = [r for r in rows if r["run"] == peer and "error" not in r and all(r[k] == row[k] for k in same)]
-    return f"{row['tokens_per_second_per_gpu'] / base[0]['tokens_per_second']:.2f}x" if base and "kind" in row else ""
+    return (
+        f"{row['tokens_per_second_per_gpu'] / base[0]['tokens_per_second']:.2f}x"
+        if base and "kind" in row
+        else ""
+    )
 
 
 def distances(rows: list[dict]) -> Iterator[tuple[dict, tuple[float, float]]]:
-    """Each curve with its largest relative distance from that of one GPU in whole steps, in loss and in gradient norm."""
+    """Each curve with its largest relative distance from that of one GPU in whole steps, in loss and in
+    gradient norm."""
     curves = [row for row in rows if row["scaling"] == "curve" and "error" not in row]
     for row in curves:
         same = ("shape", "run", "stage", "sequences", "length")
-        base = [r for r in curves if r["gpus"] == 1 and r["piece"] == max(c["piece"] for c in curves) and all(r[k] == row[k] for k in same)]
+        base = [
+            r
+            for r in curves
+            if r["gpus"] == 1
+            and r["piece"] == max(c["piece"] for c in curves)
+            and all(r[k] == row[k] for k in same)
+        ]
         if base:
             pairs = [zip(row[field], base[0][field], strict=True) for field in ("loss", "grad_norm")]
             yield row, tuple(max(abs(a - b) / abs(b) for a, b in pair) for pair in pairs)
@@ -376,15 +519,27 @@ def distances(rows: list[dict]) -> Iterator[tuple[dict, tuple[float, float]]]:
 
 def main(
     out: Annotated[Path, typer.Option(help="the JSON file of the rows")],
-    gpus: Annotated[list[int] | None, typer.Option(help="numbers of GPUs, each in its own torchrun; without: the processes that there are")] = None,
-    shape: Annotated[list[str] | None, typer.Option(help=f"{', '.join(SHAPES)} or a model's config.json")] = None,
-    runs: Annotated[list[str] | None, typer.Option(help="runs of workflow/papers/*/runs.yaml, plain_full, plain_lora: instead of the suite")] = None,
+    gpus: Annotated[
+        list[int] | None,
+        typer.Option(help="numbers of GPUs, each in its own torchrun; without: the processes that there are"),
+    ] = None,
+    shape: Annotated[
+        list[str] | None, typer.Option(help=f"{', '.join(SHAPES)} or a model's config.json")
+    ] = None,
+    runs: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="runs of workflow/papers/*/runs.yaml, plain_full, plain_lora: instead of the suite"
+        ),
+    ] = None,
     length: Annotated[int, typer.Option(help="tokens of a sequence")] = 1024,
-    seconds: Annotated[float, typer.Option(help="how long it may take, all numbers of GPUs together")] = math.inf,
+    seconds: Annotated[
+        float, typer.Option(help="how long it may take, all numbers of GPUs together")
+    ] = math.inf,
     until: Annotated[float | None, typer.Option(hidden=True)] = None,
     dtype: Annotated[Literal[PRECISIONS], typer.Option(help="what it computes in")] = "bfloat16",
     device: Annotated[Literal["cuda", "cpu"], typer.Option(help="where it computes")] = "cuda",
-) -> None:  # fmt: skip
+) -> None:
     """Measure with each number of GPUs, or with the processes that there are; print the rows as tables."""
     given = Asked(out, shape, runs, length, dtype, device)
     if "LOCAL_RANK" in os.environ or not gpus:

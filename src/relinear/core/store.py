@@ -1,13 +1,15 @@
-"""The store: finished nodes of a campaign in four parquet files, which are read as if each node's folder were there.
+"""The store: finished nodes of a campaign in four parquet files, which are read as if each node's folder were
+there.
 
-    nodes.parquet     a row a node: every field of its run.json, its metrics.json without the readings, and sha256 of all that is stored of it
-    readings.parquet  a row a reading: node, metric, of, at (JSON), value, stderr, n, why
-    items.parquet     a row a scored item: node, and the fields that measurements write, each NULL where an item has none
-    curves.parquet    a row a logged training step: node, step, time, loss, ...
+    nodes.parquet     a row a node: every field of its run.json, its metrics.json without the readings, and
+    sha256 of all that is stored of it readings.parquet  a row a reading: node, metric, of, at (JSON), value,
+    stderr, n, why items.parquet     a row a scored item: node, and the fields that measurements write, each
+    NULL where an item has none curves.parquet    a row a logged training step: node, step, time, loss, ...
 
-A node is named by its folder in the campaign, such as `runs/lizard/mmlu`. A column holds numbers, booleans or texts where all its values are such;
-otherwise it holds JSON, and the column's metadata says so. The same nodes give the same bytes. Readers look into a node's own folder first and then
-into the store above it (`read`, `columns`, `curve`); run.json and metrics.json come back byte for byte.
+A node is named by its folder in the campaign, such as `runs/lizard/mmlu`. A column holds numbers, booleans or
+texts where all its values are such; otherwise it holds JSON, and the column's metadata says so. The same
+nodes give the same bytes. Readers look into a node's own folder first and then into the store above it
+(`read`, `columns`, `curve`); run.json and metrics.json come back byte for byte.
 """
 
 import functools
@@ -26,11 +28,18 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 FORMAT = 1  # of the files, which is in their metadata; a newer one is refused
-NODES, READINGS, ITEMS, CURVES = FILES = ("nodes.parquet", "readings.parquet", "items.parquet", "curves.parquet")
+NODES, READINGS, ITEMS, CURVES = FILES = (
+    "nodes.parquet",
+    "readings.parquet",
+    "items.parquet",
+    "curves.parquet",
+)
 RECORD, METRICS, CURVE = "run.json", "metrics.json", "history.jsonl"
-MARK, JSON = b"relinear.store", {b"relinear.json": b"1"}  # metadata of a file, and of a column that holds JSON
+# metadata of a file, and of a column that holds JSON
+MARK, JSON = b"relinear.store", {b"relinear.json": b"1"}
 GROUP = 1 << 17  # rows of a row group: of a large table only the groups with a node's rows are read
-DICTIONARY = 1 << 24  # bytes that the distinct values of a column may take in a group before each is written again
+# bytes that the distinct values of a column may take in a group before each is written again
+DICTIONARY = 1 << 24
 LARGEST = 1 << 30  # bytes of a file, unpacked: more is no result of ours
 EXACT = 2**53  # integers up to this are exact as floats
 LACKS = object()  # in the place of a value that a row has not
@@ -41,7 +50,8 @@ Columns = dict[str, list[Any]]  # of items: field -> a value an item, None where
 
 
 class Packed(NamedTuple):
-    """All that is stored of a node: run.json and metrics.json as bytes, items as columns, the lines of a training's curve. None: it has none."""
+    """All that is stored of a node: run.json and metrics.json as bytes, items as columns, the lines of a
+    training's curve. None: it has none."""
 
     record: bytes
     metrics: bytes | None = None
@@ -53,7 +63,8 @@ class Packed(NamedTuple):
 
 
 def home(path: Path) -> Path | None:
-    """The folder of the store that a node's or a run's folder lies in, at most three levels above; None where there is no store."""
+    """The folder of the store that a node's or a run's folder lies in, at most three levels above; None where
+    there is no store."""
     return next((folder for folder in (path, *path.parents[:3]) if (folder / NODES).is_file()), None)
 
 
@@ -63,7 +74,8 @@ def has(folder: Path) -> bool:
 
 
 def packed(folder: Path) -> "tuple[Store, str] | None":
-    """The store that has a node, and the node's name in the store. None for a node that lies in its own folder, or nowhere."""
+    """The store that has a node, and the node's name in the store. None for a node that lies in its own
+    folder, or nowhere."""
     if (folder / RECORD).is_file() or (place := home(folder)) is None:
         return None
     name, store = folder.relative_to(place).as_posix(), opened(place)
@@ -71,9 +83,12 @@ def packed(folder: Path) -> "tuple[Store, str] | None":
 
 
 def named(folder: Path) -> str:
-    """A node's record in provenance: `<folder>/run.json`, or `<place>/nodes.parquet#<node>` of one in a store."""
+    """A node's record in provenance: `<folder>/run.json`, or `<place>/nodes.parquet#<node>` of one in a
+    store."""
     found = packed(folder)
-    return (folder / RECORD).as_posix() if found is None else f"{(found[0].place / NODES).as_posix()}#{found[1]}"
+    return (
+        (folder / RECORD).as_posix() if found is None else f"{(found[0].place / NODES).as_posix()}#{found[1]}"
+    )
 
 
 def folder_of(name: str) -> Path:
@@ -83,7 +98,8 @@ def folder_of(name: str) -> Path:
 
 
 def read(path: Path) -> bytes:
-    """The bytes of a node's run.json or metrics.json, of its folder or of the store. Raises FileNotFoundError where neither has the file."""
+    """The bytes of a node's run.json or metrics.json, of its folder or of the store. Raises FileNotFoundError
+    where neither has the file."""
     if not path.is_file() and path.name in (RECORD, METRICS) and (found := packed(path.parent)) is not None:
         store, node = found
         if (text := store.record(node) if path.name == RECORD else store.metrics(node)) is not None:
@@ -102,7 +118,9 @@ def exists(path: Path) -> bool:
 def nodes(root: Path) -> list[Path]:
     """The folders of all finished nodes of a campaign's results, those of its store among them."""
     found = {path.parent for pattern in ("*/*", "runs/*/*") for path in root.glob(f"{pattern}/{RECORD}")}
-    return sorted(found | ({root / name for name in opened(root).rows} if (root / NODES).is_file() else set()))
+    return sorted(
+        found | ({root / name for name in opened(root).rows} if (root / NODES).is_file() else set())
+    )
 
 
 def parts(run: Path) -> list[Path]:
@@ -116,7 +134,10 @@ def parts(run: Path) -> list[Path]:
 def runs(root: Path) -> list[str]:
     """The names of the runs of a campaign's results of which something is finished or has a folder."""
     packed_runs = opened(root).rows if (root / NODES).is_file() else ()
-    return sorted({path.name for path in (root / "runs").glob("*")} | {name.split("/")[1] for name in packed_runs if name.startswith("runs/")})
+    return sorted(
+        {path.name for path in (root / "runs").glob("*")}
+        | {name.split("/")[1] for name in packed_runs if name.startswith("runs/")}
+    )
 
 
 def campaigns(reference: Path) -> list[Path]:
@@ -131,9 +152,13 @@ def columns(folder: Path) -> Columns | None:
 
 
 def curve(folder: Path) -> list[dict[str, Any]] | None:
-    """The lines of a training's curve, of the node's folder or of the store; None for a node without one. Raises BrokenError."""
+    """The lines of a training's curve, of the node's folder or of the store; None for a node without one.
+    Raises BrokenError."""
     if (path := folder / CURVE).is_file():
-        return [_line(line, f"{path}:{number}") for number, line in enumerate(path.read_bytes().splitlines(), start=1)]
+        return [
+            _line(line, f"{path}:{number}")
+            for number, line in enumerate(path.read_bytes().splitlines(), start=1)
+        ]
     found = packed(folder)
     return found and found[0].curve(found[1])
 
@@ -146,7 +171,8 @@ def _line(text: bytes, where: str) -> dict[str, Any]:
 
 
 def opened(place: Path) -> "Store":
-    """The store in a folder. A process reads its files again only if they were replaced. Raises BrokenError for files that cannot be believed."""
+    """The store in a folder. A process reads its files again only if they were replaced. Raises BrokenError
+    for files that cannot be believed."""
     there = [path.stat() for path in map(place.joinpath, FILES) if path.name == NODES or path.exists()]
     return _opened(place, *((stat.st_ino, stat.st_size, stat.st_mtime_ns) for stat in there))
 
@@ -157,7 +183,8 @@ def _opened(place: Path, *_: object) -> "Store":
 
 
 class Store:
-    """The nodes in a folder's four files. `rows`: node -> its row. Every value read is checked against the sha256 in the node's row."""
+    """The nodes in a folder's four files. `rows`: node -> its row. Every value read is checked against the
+    sha256 in the node's row."""
 
     def __init__(self, place: Path) -> None:
         self.place = place
@@ -167,7 +194,9 @@ class Store:
             raise BrokenError(f"{place / NODES} has a node twice")
         self.rows = {name: i for i, name in enumerate(names)}
         self._about = {column: self._nodes[column].to_pylist() for column in ("readings", "items", "curve")}
-        self._begins = {column: [0, *accumulate(n or 0 for n in counts)] for column, counts in self._about.items()}
+        self._begins = {
+            column: [0, *accumulate(n or 0 for n in counts)] for column, counts in self._about.items()
+        }
         self._texts: dict[tuple[str, str], bytes] = {}  # (node, file): what was read, and checked, before
 
     def row(self, node: str) -> dict[str, Any]:
@@ -178,8 +207,13 @@ class Store:
         """The node's run.json."""
         if (node, NODES) not in self._texts:
             row, schema = self.row(node), self._nodes.schema
-            values = {name: _value(row[f"run.{name}"], _is_json(schema.field(f"run.{name}"))) for name in json.loads(row["fields"])}
-            self._texts[node, NODES] = self._checked(node, self._text(node, values, row["run_json"], NODES), row["sha256"], NODES)
+            values = {
+                name: _value(row[f"run.{name}"], _is_json(schema.field(f"run.{name}")))
+                for name in json.loads(row["fields"])
+            }
+            self._texts[node, NODES] = self._checked(
+                node, self._text(node, values, row["run_json"], NODES), row["sha256"], NODES
+            )
         return self._texts[node, NODES]
 
     def metrics(self, node: str) -> bytes | None:
@@ -203,7 +237,9 @@ class Store:
         kinds, table = json.loads(row["item_fields"]), None
         if kinds:
             table = self._part(ITEMS, "items", node, list(kinds))
-        columns = {name: _decoded(table[name], table.schema.field(name), kind) for name, kind in kinds.items()}
+        columns = {
+            name: _decoded(table[name], table.schema.field(name), kind) for name, kind in kinds.items()
+        }
         self._checked(node, _text_of_items(columns), row["items_sha256"], ITEMS)
         return columns
 
@@ -217,28 +253,42 @@ class Store:
         return lines
 
     def verify(self) -> None:
-        """Raises BrokenError, which names file and node, unless everything of every node is as its row says, and no row is of another node."""
+        """Raises BrokenError, which names file and node, unless everything of every node is as its row says,
+        and no row is of another node."""
         for file, column in ((READINGS, "readings"), (ITEMS, "items"), (CURVES, "curve")):
             rows, counted = _file(self.place / file).metadata.num_rows, self._begins[column][-1]
             if rows != counted:
-                raise BrokenError(f"{self.place / file} has {rows} rows, and {NODES} counts {counted}: they are not of one store")
+                raise BrokenError(
+                    f"{self.place / file} has {rows} rows, and {NODES} counts {counted}: they are not of one"
+                    " store"
+                )
         for node in self.rows:
             self.record(node), self.metrics(node), self.items(node), self.curve(node)
 
     def all(self) -> dict[str, Packed]:
         """Every node with all that is stored of it."""
-        return {node: Packed(self.record(node), self.metrics(node), self.items(node), self.curve(node)) for node in self.rows}
+        return {
+            node: Packed(self.record(node), self.metrics(node), self.items(node), self.curve(node))
+            for node in self.rows
+        }
 
     def _text(self, node: str, values: dict[str, Any], exact: str | None, file: str) -> bytes:
-        """A file of the node as it was: these values as relinear writes them, or `exact`, which must say the same, where it was written otherwise."""
+        """A file of the node as it was: these values as relinear writes them, or `exact`, which must say the
+        same, where it was written otherwise."""
         if exact is not None and json.dumps(_floats(json.loads(exact))) != json.dumps(_floats(values)):
-            raise BrokenError(f"{self.place / file}, node {node}: the columns say something else than the file that was packed")
+            raise BrokenError(
+                f"{self.place / file}, node {node}: the columns say something else than the file that was"
+                " packed"
+            )
         return json.dumps(values, indent=1).encode() if exact is None else exact.encode()
 
     def _checked(self, node: str, text: bytes, expected: str, file: str) -> bytes:
         if (got := hashlib.sha256(text).hexdigest()) != expected:
             where = f"{self.place / file}, node {node}"
-            raise BrokenError(f"{where}: sha256 {got} got, {expected} expected; `git checkout {self.place}` restores what was committed")
+            raise BrokenError(
+                f"{where}: sha256 {got} got, {expected} expected; `git checkout {self.place}` restores what"
+                " was committed"
+            )
         return text
 
     def _rows(self, file: str, column: str, node: str) -> Iterator[dict[str, Any]]:
@@ -246,7 +296,9 @@ class Store:
         table = self._part(file, column, node, None)
         fields = {field.name: _is_json(field) for field in table.schema if field.name != "node"}
         for row in table.to_pylist():
-            yield {name: _value(row[name], is_json) for name, is_json in fields.items() if row[name] is not None}
+            yield {
+                name: _value(row[name], is_json) for name, is_json in fields.items() if row[name] is not None
+            }
 
     def _part(self, file: str, column: str, node: str, fields: list[str] | None) -> "pa.Table":
         """The node's rows of a table. Raises BrokenError where they are another's."""
@@ -254,7 +306,10 @@ class Store:
         begin, end = self._begins[column][at], self._begins[column][at + 1]
         table = _rows_of(path, begin, end, fields)
         if table.num_rows != end - begin or table["node"].unique().to_pylist() not in ([], [node]):
-            raise BrokenError(f"{path}: rows {begin} to {end} are not those of node {node}: the file is not of the {NODES} beside it")
+            raise BrokenError(
+                f"{path}: rows {begin} to {end} are not those of node {node}: the file is not of the {NODES}"
+                " beside it"
+            )
         return table
 
 
@@ -263,46 +318,96 @@ class Store:
 
 def write(place: Path, packed_nodes: Mapping[str, Packed]) -> None:
     """Write the four files of a store with exactly these nodes, in the order of their names."""
-    found = {node: each._replace(items=each.items and _plain(each.items)) for node, each in sorted(packed_nodes.items())}
-    read_metrics = {node: json.loads(each.metrics) for node, each in found.items() if each.metrics is not None}
-    readings = {node: each["readings"] for node, each in read_metrics.items() if isinstance(each.get("readings"), list)}
-    kinds = {node: {name: _kind(values) for name, values in each.items.items()} for node, each in found.items() if each.items is not None}
+    found = {
+        node: each._replace(items=each.items and _plain(each.items))
+        for node, each in sorted(packed_nodes.items())
+    }
+    read_metrics = {
+        node: json.loads(each.metrics) for node, each in found.items() if each.metrics is not None
+    }
+    readings = {
+        node: each["readings"]
+        for node, each in read_metrics.items()
+        if isinstance(each.get("readings"), list)
+    }
+    kinds = {
+        node: {name: _kind(values) for name, values in each.items.items()}
+        for node, each in found.items()
+        if each.items is not None
+    }
     about = []
     for node, each in found.items():
         told, kept = json.loads(each.record), read_metrics.get(node)
         exact = json.dumps(told, indent=1).encode() == each.record
-        again = kept and (kept | {"readings": [_reading(_stored(r)) for r in readings[node]]} if node in readings else kept)
+        again = kept and (
+            kept | {"readings": [_reading(_stored(r)) for r in readings[node]]} if node in readings else kept
+        )
         whole = each.metrics is None or json.dumps(again, indent=1).encode() == each.metrics
         items, curve = each.items, each.curve
-        about.append({
-            "node": node, "sha256": hashlib.sha256(each.record).hexdigest(), "fields": json.dumps(list(told)),
-            "run_json": None if exact else each.record.decode(),
-            "metrics": None if kept is None else json.dumps(kept | {"readings": None} if node in readings else kept),
-            "metrics_json": None if whole else each.metrics.decode(),
-            "metrics_sha256": None if kept is None else hashlib.sha256(each.metrics).hexdigest(),
-            "item_fields": None if items is None else json.dumps(kinds[node]), "items": None if items is None else _length(items),
-            "items_sha256": None if items is None else hashlib.sha256(_text_of_items(items)).hexdigest(),
-            "curve": None if curve is None else len(curve),
-            "curve_sha256": None if curve is None else hashlib.sha256(_text_of_curve(curve)).hexdigest(),
-            "readings": len(readings[node]) if node in readings else None,
-        })  # fmt: skip
+        about.append(
+            {
+                "node": node,
+                "sha256": hashlib.sha256(each.record).hexdigest(),
+                "fields": json.dumps(list(told)),
+                "run_json": None if exact else each.record.decode(),
+                "metrics": (
+                    None
+                    if kept is None
+                    else json.dumps(kept | {"readings": None} if node in readings else kept)
+                ),
+                "metrics_json": None if whole else each.metrics.decode(),
+                "metrics_sha256": None if kept is None else hashlib.sha256(each.metrics).hexdigest(),
+                "item_fields": None if items is None else json.dumps(kinds[node]),
+                "items": None if items is None else _length(items),
+                "items_sha256": None if items is None else hashlib.sha256(_text_of_items(items)).hexdigest(),
+                "curve": None if curve is None else len(curve),
+                "curve_sha256": None if curve is None else hashlib.sha256(_text_of_curve(curve)).hexdigest(),
+                "readings": len(readings[node]) if node in readings else None,
+            }
+        )
     _write(place / READINGS, _readings_table(readings))
-    _write(place / ITEMS, _items_table({node: each.items for node, each in found.items() if each.items}, kinds))
+    _write(
+        place / ITEMS, _items_table({node: each.items for node, each in found.items() if each.items}, kinds)
+    )
     lines = [(node, line) for node, each in found.items() for line in each.curve or ()]
-    _write(place / CURVES, _table_of([line for _, line in lines], {"node": _texts(node for node, _ in lines)}, exact=False))
-    told = [{f"run.{name}": value for name, value in json.loads(each.record).items()} for each in found.values()]
-    _write(place / NODES, _table_of(told, {name: _own_column(name, [each[name] for each in about]) for name in _OWN}, exact=True))
+    _write(
+        place / CURVES,
+        _table_of([line for _, line in lines], {"node": _texts(node for node, _ in lines)}, exact=False),
+    )
+    told = [
+        {f"run.{name}": value for name, value in json.loads(each.record).items()} for each in found.values()
+    ]
+    _write(
+        place / NODES,
+        _table_of(
+            told, {name: _own_column(name, [each[name] for each in about]) for name in _OWN}, exact=True
+        ),
+    )
 
 
 def joined(place: Path, packed_nodes: Mapping[str, Packed]) -> dict[str, Packed]:
-    """The nodes of the store in a folder, which may have none, and these. A node of the same name is the new one."""
+    """The nodes of the store in a folder, which may have none, and these. A node of the same name is the new
+    one."""
     return {**(opened(place).all() if (place / NODES).is_file() else {}), **packed_nodes}
 
 
 # --- values, columns and files ---
 
-_OWN = ("node", "sha256", "fields", "run_json", "metrics", "metrics_json", "metrics_sha256", "readings", "item_fields", "items", "items_sha256",
-        "curve", "curve_sha256")  # fmt: skip
+_OWN = (
+    "node",
+    "sha256",
+    "fields",
+    "run_json",
+    "metrics",
+    "metrics_json",
+    "metrics_sha256",
+    "readings",
+    "item_fields",
+    "items",
+    "items_sha256",
+    "curve",
+    "curve_sha256",
+)
 
 
 def _own_column(name: str, values: list[Any]) -> "pa.Array":
@@ -319,24 +424,43 @@ def _stored(reading: Mapping[str, Any]) -> dict[str, Any]:
 
 def _reading(row: Mapping[str, Any]) -> dict[str, Any]:
     why = {} if row.get("why") is None else {"why": row["why"]}
-    return {"metric": row["metric"], "of": row["of"], "at": json.loads(row["at"]), "value": row.get("value"), "stderr": row.get("stderr"),
-            "n": row["n"], **why}  # fmt: skip
+    return {
+        "metric": row["metric"],
+        "of": row["of"],
+        "at": json.loads(row["at"]),
+        "value": row.get("value"),
+        "stderr": row.get("stderr"),
+        "n": row["n"],
+        **why,
+    }
 
 
 def _readings_table(readings: Mapping[str, Sequence[Mapping[str, Any]]]) -> "pa.Table":
     import pyarrow as pa
 
-    types = {"metric": pa.string(), "of": pa.string(), "at": pa.string(), "value": pa.float64(), "stderr": pa.float64(), "n": pa.int64(),
-             "why": pa.string()}  # fmt: skip
+    types = {
+        "metric": pa.string(),
+        "of": pa.string(),
+        "at": pa.string(),
+        "value": pa.float64(),
+        "stderr": pa.float64(),
+        "n": pa.int64(),
+        "why": pa.string(),
+    }
     rows = [_stored(each) for own in readings.values() for each in own]
     columns = {"node": _texts(node for node, own in readings.items() for _ in own)}
-    return pa.table(columns | {name: pa.array([row.get(name) for row in rows], type_) for name, type_ in types.items()})
+    return pa.table(
+        columns | {name: pa.array([row.get(name) for row in rows], type_) for name, type_ in types.items()}
+    )
 
 
 def _items_table(items: Mapping[str, Columns], kinds: Mapping[str, Mapping[str, str]]) -> "pa.Table":
     import pyarrow as pa
 
-    fields, columns = [pa.field("node", pa.string())], [_texts(node for node, own in items.items() for _ in range(_length(own)))]
+    fields, columns = (
+        [pa.field("node", pa.string())],
+        [_texts(node for node, own in items.items() for _ in range(_length(own)))],
+    )
     for name in sorted({name for own in items.values() for name in own}):
         values = [value for own in items.values() for value in own.get(name, [None] * _length(own))]
         field, column = _encoded(name, values, {own[name] for own in kinds.values() if name in own}, None)
@@ -346,14 +470,20 @@ def _items_table(items: Mapping[str, Columns], kinds: Mapping[str, Mapping[str, 
 
 
 def _table_of(rows: Sequence[Mapping[str, Any]], first: Mapping[str, "pa.Array"], exact: bool) -> "pa.Table":
-    """A table of rows, NULL where a row lacks a field, after some columns. `exact`: a 2 among floats does not become 2.0."""
+    """A table of rows, NULL where a row lacks a field, after some columns. `exact`: a 2 among floats does not
+    become 2.0."""
     import pyarrow as pa
 
     fields, columns = [pa.field(name, column.type) for name, column in first.items()], list(first.values())
     for name in dict.fromkeys(name for row in rows for name in row):
         values = [row.get(name, LACKS) for row in rows]
         kinds = {KINDS.get(type(value), "json") for value in values if value is not LACKS}
-        field, column = _encoded(name, values, {"json"} if exact and len(kinds) > 1 or "bool" in kinds and len(kinds) > 1 else kinds, LACKS)
+        field, column = _encoded(
+            name,
+            values,
+            {"json"} if exact and len(kinds) > 1 or "bool" in kinds and len(kinds) > 1 else kinds,
+            LACKS,
+        )
         fields.append(field)
         columns.append(column)
     return pa.table(columns, pa.schema(fields))
@@ -366,10 +496,19 @@ def _texts(values: Iterable[str]) -> "pa.Array":
 
 
 def _plain(items: Columns) -> Columns:
-    """Items in which a field that has integers and floats has floats alone, so that their column holds numbers."""
-    mixed = {name for name, values in items.items() if {type(value) for value in values} - {type(None)} == {int, float}}
+    """Items in which a field that has integers and floats has floats alone, so that their column holds
+    numbers."""
+    mixed = {
+        name
+        for name, values in items.items()
+        if {type(value) for value in values} - {type(None)} == {int, float}
+    }
     return {
-        name: [float(value) if type(value) is int and abs(value) <= EXACT else value for value in values] if name in mixed else values
+        name: (
+            [float(value) if type(value) is int and abs(value) <= EXACT else value for value in values]
+            if name in mixed
+            else values
+        )
         for name, values in items.items()
     }
 
@@ -384,7 +523,8 @@ def _floats(value: Any) -> Any:
 
 
 def _kind(values: Iterable[Any]) -> str:
-    """What a node's values of a field are: of one kind, `json` for any others, `none` where there are none."""
+    """What a node's values of a field are: of one kind, `json` for any others, `none` where there are
+    none."""
     types = {type(value) for value in values} - {type(None)}
     return "none" if not types else KINDS.get(types.pop(), "json") if len(types) == 1 else "json"
 
@@ -394,17 +534,32 @@ def _encoded(name: str, values: list[Any], kinds: set[str], lacks: Any) -> "tupl
     import pyarrow as pa
 
     kinds = kinds - {"none"}
-    type_ = next((t for t, of in ((pa.string(), {"str"}), (pa.bool_(), {"bool"}), (pa.int64(), {"bool", "int"}), (pa.float64(), {*CASTS}))
-                  if kinds and kinds <= of), None)  # fmt: skip
+    type_ = next(
+        (
+            t
+            for t, of in (
+                (pa.string(), {"str"}),
+                (pa.bool_(), {"bool"}),
+                (pa.int64(), {"bool", "int"}),
+                (pa.float64(), {*CASTS}),
+            )
+            if kinds and kinds <= of
+        ),
+        None,
+    )
     if type_ == pa.float64() and any(isinstance(value, int) and abs(value) > EXACT for value in values):
         type_ = None
     if type_ is None:
-        return pa.field(name, pa.string(), metadata=JSON), pa.array([None if v is lacks else json.dumps(v) for v in values], pa.string())
+        return pa.field(name, pa.string(), metadata=JSON), pa.array(
+            [None if v is lacks else json.dumps(v) for v in values], pa.string()
+        )
     if type_ == pa.int64() and "bool" in kinds:
         values = [int(value) if isinstance(value, bool) else value for value in values]
     if type_ == pa.float64() and kinds != {"float"}:
         values = [float(value) if isinstance(value, int) else value for value in values]
-    return pa.field(name, type_), pa.array([None if value is lacks else value for value in values], type_, from_pandas=False)
+    return pa.field(name, type_), pa.array(
+        [None if value is lacks else value for value in values], type_, from_pandas=False
+    )
 
 
 def _is_json(field: "pa.Field") -> bool:
@@ -421,7 +576,11 @@ def _decoded(column: Any, field: "pa.Field", kind: str) -> list[Any]:
     if _is_json(field):
         return [None if value is None else json.loads(value) for value in values]
     cast = CASTS.get(kind)
-    return values if cast is None or (values and type(values[0]) is cast) else [None if value is None else cast(value) for value in values]
+    return (
+        values
+        if cast is None or (values and type(values[0]) is cast)
+        else [None if value is None else cast(value) for value in values]
+    )
 
 
 def _length(items: Columns) -> int:
@@ -441,13 +600,19 @@ def _write(path: Path, table: "pa.Table") -> None:
     import pyarrow.parquet as pq
 
     table = table.replace_schema_metadata({MARK: str(FORMAT).encode()})
-    counts = [field.name for field in table.schema if pa.types.is_integer(field.type)]  # mostly each one more than the one before
+    # mostly each one more than the one before
+    counts = [field.name for field in table.schema if pa.types.is_integer(field.type)]
     with aside(path) as unfinished:
         pq.write_table(
-            table, unfinished, compression="zstd", compression_level=19, row_group_size=GROUP, dictionary_pagesize_limit=DICTIONARY,
+            table,
+            unfinished,
+            compression="zstd",
+            compression_level=19,
+            row_group_size=GROUP,
+            dictionary_pagesize_limit=DICTIONARY,
             use_dictionary=[name for name in table.column_names if name not in counts],
             column_encoding=dict.fromkeys(counts, "DELTA_BINARY_PACKED"),
-        )  # fmt: skip
+        )
 
 
 def _table(path: Path) -> "pa.Table":
@@ -459,11 +624,17 @@ def _rows_of(path: Path, begin: int, end: int | None, fields: list[str] | None) 
     file = _file(path)
     starts = [0, *accumulate(file.metadata.row_group(i).num_rows for i in range(file.num_row_groups))]
     end = starts[-1] if end is None else end
-    groups = range(max(bisect_right(starts, begin) - 1, 0), max(bisect_right(starts, end - 1), 0)) if begin < end else range(0)
+    groups = (
+        range(max(bisect_right(starts, begin) - 1, 0), max(bisect_right(starts, end - 1), 0))
+        if begin < end
+        else range(0)
+    )
     groups = [group for group in groups if group < file.num_row_groups]
     columns = None if fields is None else ["node", *fields]
     try:
-        table = file.read_row_groups(groups, columns=columns) if columns else _whole_groups(file, tuple(groups))
+        table = (
+            file.read_row_groups(groups, columns=columns) if columns else _whole_groups(file, tuple(groups))
+        )
     except Exception as error:  # pyarrow has no one class for what a damaged file makes it raise
         raise BrokenError(f"{path} cannot be read: {error}") from error
     if lacking := [name for name in columns or () if name not in table.column_names]:
@@ -473,12 +644,14 @@ def _rows_of(path: Path, begin: int, end: int | None, fields: list[str] | None) 
 
 @functools.lru_cache(4)
 def _whole_groups(file: Any, groups: tuple[int, ...]) -> "pa.Table":
-    """The row groups of an open file, all columns: the next node's readings or curve mostly lie in the groups of the one before."""
+    """The row groups of an open file, all columns: the next node's readings or curve mostly lie in the groups
+    of the one before."""
     return file.read_row_groups(groups)
 
 
 def _file(path: Path) -> Any:
-    """The open file. Raises BrokenError for one that is not there, is cut, is no parquet or no store's, or is of a newer format."""
+    """The open file. Raises BrokenError for one that is not there, is cut, is no parquet or no store's, or is
+    of a newer format."""
     try:
         stat = path.stat()
     except OSError as error:
@@ -498,7 +671,9 @@ def _opened_file(path: Path, *_: int) -> Any:
     told = (file.schema_arrow.metadata or {}).get(MARK)
     if told is None or not told.isdigit():
         raise BrokenError(f"{path} is no file of a store: its metadata has no {MARK.decode()}")
-    if (size := sum(file.metadata.row_group(i).total_byte_size for i in range(file.num_row_groups))) > LARGEST:
+    if (
+        size := sum(file.metadata.row_group(i).total_byte_size for i in range(file.num_row_groups))
+    ) > LARGEST:
         raise BrokenError(f"{path} unpacks to {size:,} bytes; a store's files have {LARGEST:,} at most")
     if int(told) != FORMAT:
         raise BrokenError(f"{path} is of format {int(told)} of the store; this version reads {FORMAT}")

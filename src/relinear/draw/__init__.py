@@ -1,7 +1,8 @@
 """Tables and figures: measurements in, files out; no training, no network, no torch.
 
-The spec of a table or figure (`relinear.plan.specs`) names a shape, and the shape is a module of this folder: `table`, `picture`,
-`curves`, `attention_maps`, `grid`, `own`. Each offers `drawn(artefact, measured, about)`, which returns what `relinear.draw.drawing` writes.
+The spec of a table or figure (`relinear.plan.specs`) names a shape, and the shape is a module of this folder:
+`table`, `picture`, `curves`, `attention_maps`, `grid`, `own`. Each offers `drawn(artefact, measured, about)`,
+which returns what `relinear.draw.drawing` writes.
 """
 
 from collections.abc import Collection, Mapping
@@ -12,20 +13,22 @@ from relinear.draw.spreads import UNASKED, Spreads
 from relinear.plan.forms import Form
 from relinear.plan.measured import Measured
 
-Measurements = Mapping[tuple[str, str], Measured | None]  # by (run, measure); None: left out at this scale, or not finished
+# by (run, measure); None: left out at this scale, or not finished
+Measurements = Mapping[tuple[str, str], Measured | None]
 
 
 class About(NamedTuple):
     """The circumstances of the measurements that are not in their readings.
 
-    `budget` and `seed` are the plan's. `teacher`: names of the models that the runs begin with; `kind`: what they are.
-    `demonstration`: a line that warns of budgets and learning rates far from the papers'.
+    `budget` and `seed` are the plan's. `teacher`: names of the models that the runs begin with; `kind`: what
+    they are. `demonstration`: a line that warns of budgets and learning rates far from the papers'.
     `nothing_to_judge`: why no claim can be judged at this scale.
     `of_shape`: the measures that all trainings of a run have the same.
-    `data`: measure -> the data that it was made on, or that stood in for them. `own_data`: column -> the same, where its runs' models know no other.
-    `undefined`: (run, measure) of a table's cells that no measurement can fill -> why.
-    `forms`: run -> what it is made of, as its records say. `spreads`: how far trainings of a method are apart.
-    `files`: an artefact's input that is no measurement -> where it lies, if not where the spec says.
+    `data`: measure -> the data that it was made on, or that stood in for them. `own_data`: column -> the
+    same, where its runs' models know no other. `undefined`: (run, measure) of a table's cells that no
+    measurement can fill -> why. `forms`: run -> what it is made of, as its records say. `spreads`: how far
+    trainings of a method are apart. `files`: an artefact's input that is no measurement -> where it lies, if
+    not where the spec says.
     """
 
     scale: str
@@ -44,7 +47,8 @@ class About(NamedTuple):
     kind: str = "teacher"
 
     def where(self, quote: str = "") -> str:
-        """The scale, what differs from its budget of 1 and its seed of 0, and the models, for a title: `scale smollm2, budget 0.25, teacher ...`."""
+        """The scale, what differs from its budget of 1 and its seed of 0, and the models, for a title: `scale
+        smollm2, budget 0.25, teacher ...`."""
         own = (
             f"scale {quote}{self.scale}{quote}",
             f"budget {self.budget:g}" * (self.budget != 1),

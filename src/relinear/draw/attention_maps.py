@@ -1,6 +1,8 @@
-"""Attention maps: softmax (TRUE) and linear (PRED) attention weights of some heads, beside layer x head maps of their distances.
+"""Attention maps: softmax (TRUE) and linear (PRED) attention weights of some heads, beside layer x head maps
+of their distances.
 
-Or the weights of several runs side by side, each in the head that its measurement kept, or in several heads of one text.
+Or the weights of several runs side by side, each in the head that its measurement kept, or in several heads
+of one text.
 """
 
 from collections.abc import Iterable, Mapping
@@ -33,7 +35,10 @@ BESIDE = 5  # columns beside each other
 Sides = list[tuple[str, Measured | None, int]]
 OF_PLACES = (
     "Weights of one text: a row for each query, a column for each key, in one logarithmic scale of colours.",
-    "KL: of the map's weights from softmax attention's, in this head. In an encoder of other depth, a layer is the one at the same part of it.",
+    (
+        "KL: of the map's weights from softmax attention's, in this head. In an encoder of other depth, a"
+        " layer is the one at the same part of it."
+    ),
 )
 OWN_SCALES = "Each panel of bars, points or counts has a scale of its own."
 
@@ -41,31 +46,48 @@ OWN_SCALES = "Each panel of bars, points or counts has a scale of its own."
 def drawn(artefact: Artefact, measured: Measurements, about: About) -> Drawn:
     """Maps of attention weights. Claims are on readings and need no weights.
 
-    Weights are `softmax.<layer>.<head>` and `method.<layer>.<head>` of the measurement's weights.safetensors. Raises FileNotFoundError where
-    it is missing, ValueError for weights that are unpaired or not finite, and for heads without distances.
+    Weights are `softmax.<layer>.<head>` and `method.<layer>.<head>` of the measurement's weights.safetensors.
+    Raises FileNotFoundError where it is missing, ValueError for weights that are unpaired or not finite, and
+    for heads without distances.
     """
     spec: AttentionMaps | Any = artefact.spec
     runs = {run: measured.get((run, measure)) for run, measure in spec.reads()}
     shown = ("weights", *DISTANCES) if spec.run else ("map",) if spec.places else spec.rows
-    cells: dict[str, dict[str, Origin]] = {run: dict.fromkeys(shown, found and found.source.file) for run, found in runs.items()}
+    cells: dict[str, dict[str, Origin]] = {
+        run: dict.fromkeys(shown, found and found.source.file) for run, found in runs.items()
+    }
 
     def look(point: Point) -> Value | str:
         found = runs[point.row]
         reading = found and found.find(point.column or "", "attention", point.at or None)
-        return value_of(found, reading, " at ".join(filter(None, (point.row, point.place))), point.column or "")
+        return value_of(
+            found, reading, " at ".join(filter(None, (point.row, point.place))), point.column or ""
+        )
 
-    judge = partial(judge_claim, artefact, about, look, trained({run: m.facts for run, m in runs.items() if m}))
-    return Drawn(saving(artefact, lambda: _figure(spec, runs, about)), judge, cells, [found.source for found in runs.values() if found])
+    judge = partial(
+        judge_claim, artefact, about, look, trained({run: m.facts for run, m in runs.items() if m})
+    )
+    return Drawn(
+        saving(artefact, lambda: _figure(spec, runs, about)),
+        judge,
+        cells,
+        [found.source for found in runs.values() if found],
+    )
 
 
 def _figure(spec: AttentionMaps, runs: Mapping[str, Measured | None], about: About) -> Figure:
     title = f"{spec.label}: {spec.says}"
     if spec.run:
-        return _figure_of_one(runs[spec.run], (title, f"run {spec.run}, {about.where()}", about.demonstration))
-    data = ", ".join(dict.fromkeys(about.data[measure] for _, measure in spec.reads() if measure in about.data))
+        return _figure_of_one(
+            runs[spec.run], (title, f"run {spec.run}, {about.where()}", about.demonstration)
+        )
+    data = ", ".join(
+        dict.fromkeys(about.data[measure] for _, measure in spec.reads() if measure in about.data)
+    )
     titles = (title, " on ".join(filter(None, (about.where(), data))), about.demonstration)
     first = [(spec.softmax, next(filter(None, runs.values()), None), 0)] if spec.softmax else []
-    # The title and the measurement of each column, and which weights of a pair it shows: 0 softmax attention's, which every run has, 1 the method's.
+    # The title and the measurement of each column, and which weights of a pair it shows: 0 softmax
+    # attention's, which every run has, 1 the method's.
     sides: Sides = [*first, *((title, runs[shown.run], 1) for title, shown in spec.runs.items())]
     if spec.places:
         return _figure_of_places(sides, spec.places, titles, (*OF_PLACES, " ".join(spec.caption)))
@@ -80,7 +102,10 @@ def _figure_of_one(found: Measured | None, titles: tuple[str | None, ...]) -> Fi
     """Weights of some heads on the left, the distances of all heads on the right."""
     if found is None:
         return page(0.5, (*titles, NOT_RUN))
-    pairs, distances = read_weights(found.folder / "weights.safetensors"), {metric: per_head(found, metric) for metric in DISTANCES}
+    pairs, distances = (
+        read_weights(found.folder / "weights.safetensors"),
+        {metric: per_head(found, metric) for metric in DISTANCES},
+    )
     figure = page(0.8 + 2.3 * max(2, len(pairs)), titles)
     left, right = figure.subfigures(1, 2, width_ratios=[5, 3])
     _draw_pairs(left, pairs, distances)
@@ -106,7 +131,9 @@ def _draw_heads(area: SubFigure, distances: Mapping[str, np.ndarray]) -> None:
     axes = area.subplots(1, 2, sharey=True)
     for axis, (metric, (title, ends)) in zip(axes, DISTANCES.items(), strict=True):
         values = distances[metric]
-        image = axis.imshow(values, norm=LogNorm(*ends, clip=True), cmap="viridis", interpolation="nearest", aspect="auto")
+        image = axis.imshow(
+            values, norm=LogNorm(*ends, clip=True), cmap="viridis", interpolation="nearest", aspect="auto"
+        )
         axis.set_title(f"{title}\nmean {values.mean():.2g}")
         axis.set(xlabel="head", ylabel="layer" if axis is axes[0] else "")
         for ruler in (axis.xaxis, axis.yaxis):
@@ -124,7 +151,12 @@ def _draw_map(axis: Axes, weights: np.ndarray) -> AxesImage:
     """
     future = np.triu(np.ones_like(weights, dtype=bool), k=1)
     shown = np.ma.array(weights, mask=future) if not weights[future].any() else weights
-    image = axis.imshow(shown, norm=LogNorm(vmin=0.01 / len(weights), vmax=1.0, clip=True), cmap="magma", interpolation="nearest")
+    image = axis.imshow(
+        shown,
+        norm=LogNorm(vmin=0.01 / len(weights), vmax=1.0, clip=True),
+        cmap="magma",
+        interpolation="nearest",
+    )
     axis.set(xlabel="key position", ylabel="query position")
     for ruler in (axis.xaxis, axis.yaxis):
         ruler.set_major_locator(MaxNLocator(nbins=4, integer=True))
@@ -132,10 +164,20 @@ def _draw_map(axis: Axes, weights: np.ndarray) -> AxesImage:
     return image
 
 
-def _bar_of_weights(area: Figure | SubFigure, image: AxesImage, axes: list[Axes], location: str = "right") -> None:
+def _bar_of_weights(
+    area: Figure | SubFigure, image: AxesImage, axes: list[Axes], location: str = "right"
+) -> None:
     """One colour bar for all weights, as thin in a tall figure as in a low one."""
     thin = 40 if location == "bottom" else 6 * area.figure.get_figheight()
-    bar = area.colorbar(image, ax=axes, location=location, label="weight, log scale", extend="min", aspect=thin, extendfrac=0.02)
+    bar = area.colorbar(
+        image,
+        ax=axes,
+        location=location,
+        label="weight, log scale",
+        extend="min",
+        aspect=thin,
+        extendfrac=0.02,
+    )
     powers = [10.0**power for power in range(int(np.ceil(np.log10(image.norm.vmin))), 1)]
     bar.set_ticks(powers, labels=[f"{weight:g}" for weight in powers])
     bar.minorticks_off()
@@ -144,8 +186,11 @@ def _bar_of_weights(area: Figure | SubFigure, image: AxesImage, axes: list[Axes]
 # --- several runs ---
 
 
-def _columns(sides: Sides, rows: int, height: float, titles: tuple[str | None, ...], caption: Iterable[str]) -> tuple[Figure, list[np.ndarray]]:
-    """A figure in which at most `BESIDE` columns stand beside each other, and the axes [rows] of each column."""
+def _columns(
+    sides: Sides, rows: int, height: float, titles: tuple[str | None, ...], caption: Iterable[str]
+) -> tuple[Figure, list[np.ndarray]]:
+    """A figure in which at most `BESIDE` columns stand beside each other, and the axes [rows] of each
+    column."""
     blocks = -(-len(sides) // BESIDE)
     beside = -(-len(sides) // blocks)
     figure = page(blocks * rows * height, titles, caption)
@@ -170,7 +215,9 @@ def _inner(columns: list[np.ndarray]) -> None:
                 axis.set_ylabel("")
 
 
-def _figure_of_runs(sides: Sides, rows: tuple[str, ...], titles: tuple[str | None, ...], caption: Iterable[str]) -> Figure:
+def _figure_of_runs(
+    sides: Sides, rows: tuple[str, ...], titles: tuple[str | None, ...], caption: Iterable[str]
+) -> Figure:
     """A column for each run, of the head that its measurement kept; `rows` as the spec names them."""
     figure, columns = _columns(sides, len(rows), 1.9, titles, caption)
     images: dict[AxesImage, Axes] = {}
@@ -180,7 +227,9 @@ def _figure_of_runs(sides: Sides, rows: tuple[str, ...], titles: tuple[str | Non
             continue
         pairs = read_weights(found.folder / "weights.safetensors")
         ((layer, head), own), *_ = pairs.items()
-        points = read_points(found.folder / "points.safetensors") if {"points", "scores"} & set(rows) else None
+        points = (
+            read_points(found.folder / "points.safetensors") if {"points", "scores"} & set(rows) else None
+        )
         if rows != ("relative",):
             column[0].set_title(f"{title}\nlayer {layer}, head {head}")
         for axis, row in zip(column, rows, strict=True):
@@ -197,8 +246,11 @@ def _figure_of_runs(sides: Sides, rows: tuple[str, ...], titles: tuple[str | Non
     return figure
 
 
-def _figure_of_places(sides: Sides, places: tuple[tuple[int, int], ...], titles: tuple[str | None, ...], caption: Iterable[str]) -> Figure:
-    """A row for each place. The title of a method's map has the KL divergence from softmax attention's weights to the method's."""
+def _figure_of_places(
+    sides: Sides, places: tuple[tuple[int, int], ...], titles: tuple[str | None, ...], caption: Iterable[str]
+) -> Figure:
+    """A row for each place. The title of a method's map has the KL divergence from softmax attention's
+    weights to the method's."""
     figure, columns = _columns(sides, len(places), 1.85, titles, caption)
     images = []
     for (title, found, kind), column in zip(sides, columns, strict=True):
@@ -209,12 +261,15 @@ def _figure_of_places(sides: Sides, places: tuple[tuple[int, int], ...], titles:
         for axis, place in zip(column, places, strict=True):
             at = next((r for r in found.all("kl", "text") if (r.at["layer"], r.at["head"]) == place), None)
             if place not in pairs or at is None:
-                raise ValueError(f"{found.source.file}: nothing of layer {place[0]}, head {place[1]}; have {sorted(pairs)}")
+                raise ValueError(
+                    f"{found.source.file}: nothing of layer {place[0]}, head {place[1]}; have {sorted(pairs)}"
+                )
             images.append(_draw_map(axis, pairs[place][kind]))
             above = title if axis is column[0] else ""
             axis.set_title("\n".join(filter(None, (above, "" if kind == 0 else f"KL {at.value:.2f}"))))
             axis.set(
-                ylabel=f"layer {at.at['own_layer']}, head {at.at['own_head']}\nquery position", xlabel="key position" if axis is column[-1] else ""
+                ylabel=f"layer {at.at['own_layer']}, head {at.at['own_head']}\nquery position",
+                xlabel="key position" if axis is column[-1] else "",
             )
     _inner(columns)
     if images:

@@ -1,4 +1,5 @@
-"""The cells of a table from its measurements: numbers with errors, means over seeds and over columns, and the records behind them."""
+"""The cells of a table from its measurements: numbers with errors, means over seeds and over columns, and the
+records behind them."""
 
 import functools
 import math
@@ -28,9 +29,10 @@ DISAGREE = "failed its gate: its parallel and recurrent forms disagree"
 class Part(NamedTuple):
     """The number of one training, in its column's unit; percent is 100 times the reading.
 
-    `pulls` gives the pulls of the items behind the number (`relinear.draw.paired`), or None. `training`: the seed of the
-    training (0, 1, ...); None if the number does not depend on training (a constant, a state size) or is derived from other
-    rows. `of`: the key of its spread over trainings; empty if nothing was trained.
+    `pulls` gives the pulls of the items behind the number (`relinear.draw.paired`), or None. `training`: the
+    seed of the training (0, 1, ...); None if the number does not depend on training (a constant, a state
+    size) or is derived from other rows. `of`: the key of its spread over trainings; empty if nothing was
+    trained.
     """
 
     value: float
@@ -42,7 +44,8 @@ class Part(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """A cell as it is shown: the score over its trainings (`relinear.draw.frame.Score`), NOT_RUN, or NOT_DEFINED with a reason.
+    """A cell as it is shown: the score over its trainings (`relinear.draw.frame.Score`), NOT_RUN, or
+    NOT_DEFINED with a reason.
 
     `seeds`: the number of each training. `files`: the run.json of each. `seed_sd` is None for one training.
     """
@@ -53,7 +56,8 @@ class Cell(NamedTuple):
     seed_sd: float | str | None
     seeds: tuple[Part, ...]  # one score for each training that has the number
     files: tuple[str, ...]  # run.json of each
-    behind: tuple[tuple[float, Value], ...] = ()  # of a cell that is computed from others: by how much it changes with each, and that cell
+    # of a cell that is computed from others: by how much it changes with each, and that cell
+    behind: tuple[tuple[float, Value], ...] = ()
 
     @property
     def trainings(self) -> int | None:
@@ -72,9 +76,9 @@ MISSING = Cell(NOT_RUN, NOT_RUN, NOT_RUN, NOT_RUN, (), ())
 class Row(NamedTuple):
     """A row with its numbers.
 
-    `facts` of its run are empty if nothing but a state size was measured. `gate` is PASSED, FAILED or NOT_RUN, the worst of
-    its trainings. `was_run`: whether any cell that depends on training was measured. `tokens`: the training tokens of all
-    steps, of the run that had fewest; None if no measurement has them.
+    `facts` of its run are empty if nothing but a state size was measured. `gate` is PASSED, FAILED or
+    NOT_RUN, the worst of its trainings. `was_run`: whether any cell that depends on training was measured.
+    `tokens`: the training tokens of all steps, of the run that had fewest; None if no measurement has them.
     """
 
     line: Line
@@ -96,7 +100,9 @@ def rows_of(spec: Table, measured: Measurements, about: About) -> list[Row]:
     for column in spec.columns:
         if column.recovery:
             for row in rows:
-                row.cells[column.name] = _recovered(column.recovery, spec.chance(column.recovery.column), row, rows, column.factor)
+                row.cells[column.name] = _recovered(
+                    column.recovery, spec.chance(column.recovery.column), row, rows, column.factor
+                )
         if column.ties:
             for row in rows:
                 row.cells[column.name] = _tied(column.ties, row, rows, column.factor)
@@ -120,19 +126,49 @@ def _row(spec: Table, line: Line, measured: Measurements, frame: DataFrame, abou
     trained = [place for place in places if place.measure not in about.of_shape]
     trainings = {place.run: [place.run] for place in places}
     if spec.seeds:
-        trainings = {run: _trainings(run, {place.measure for place in trained if place.run == run}, measured) for run in trainings}
-    read = {c.name: _cell(c, line.cells[c.name], measured, frame, trainings, about) for c in spec.columns if not c.derived}
-    cells = {c.name: _mean([read[part] for part in c.mean]) if c.mean else read.get(c.name, MISSING) for c in spec.columns}
-    of_run = [m for place in trained if place.run == line.run for run in trainings[place.run] if (m := measured.get((run, place.measure)))]
+        trainings = {
+            run: _trainings(run, {place.measure for place in trained if place.run == run}, measured)
+            for run in trainings
+        }
+    read = {
+        c.name: _cell(c, line.cells[c.name], measured, frame, trainings, about)
+        for c in spec.columns
+        if not c.derived
+    }
+    cells = {
+        c.name: _mean([read[part] for part in c.mean]) if c.mean else read.get(c.name, MISSING)
+        for c in spec.columns
+    }
+    of_run = [
+        m
+        for place in trained
+        if place.run == line.run
+        for run in trainings[place.run]
+        if (m := measured.get((run, place.measure)))
+    ]
     gates = {run: gate_of(measured, run) for runs in trainings.values() for run in runs}
     verdict = next((v for v in (FAILED, NOT_RUN) if v in gates.values()), PASSED) if gates else NOT_RUN
-    read = [m for place in places for run in _own(place, trainings, about.of_shape) if (m := measured.get((run, place.measure)))]
+    read = [
+        m
+        for place in places
+        for run in _own(place, trainings, about.of_shape)
+        if (m := measured.get((run, place.measure)))
+    ]
     read += [m for run in gates if (m := measured.get((run, GATE)))]
-    of_shape = {name for name, place in line.cells.items() if isinstance(place, Address) and place.measure in about.of_shape}
+    of_shape = {
+        name
+        for name, place in line.cells.items()
+        if isinstance(place, Address) and place.measure in about.of_shape
+    }
     most = max(map(trained_on, of_run), default=0)
-    ended = [m for m in of_run if trained_on(m) == most]  # not those that were measured before a step of the run
+    # not those that were measured before a step of the run
+    ended = [m for m in of_run if trained_on(m) == most]
     collapsed = [m.facts["collapsed"] for m in ended if m.facts.get("collapsed") is not None]
-    facts = ended[0].facts | {"scale": ended[0].scale, "collapsed": any(collapsed) if collapsed else None} if ended else {}
+    facts = (
+        ended[0].facts | {"scale": ended[0].scale, "collapsed": any(collapsed) if collapsed else None}
+        if ended
+        else {}
+    )
     if of_run and spec.trained == "epochs":
         facts["doses"] = doses(ended[0])
     return Row(
@@ -145,12 +181,20 @@ def _row(spec: Table, line: Line, measured: Measurements, frame: DataFrame, abou
         facts_file=ended[0].source.file if ended else None,
         gate_files=tuple(m.source.file for run in gates if (m := measured.get((run, GATE)))),
         was_run=any(cell.files for name, cell in cells.items() if name not in of_shape),
-        tokens=_tokens([m for m in read if m.measure not in about.of_shape and (line.run is None or m.run in trainings.get(line.run, ()))]),
+        tokens=_tokens(
+            [
+                m
+                for m in read
+                if m.measure not in about.of_shape
+                and (line.run is None or m.run in trainings.get(line.run, ()))
+            ]
+        ),
     )
 
 
 def _tokens(found: list[Measured]) -> int | None:
-    """The fewest training tokens of any run. A run counts with its most, since some are measured before their last step."""
+    """The fewest training tokens of any run. A run counts with its most, since some are measured before their
+    last step."""
     runs: dict[str, int] = {}
     for m in found:
         if "tokens" in m.facts:
@@ -160,7 +204,11 @@ def _tokens(found: list[Measured]) -> int | None:
 
 def _trainings(run: str, measures: Collection[str], measured: Measurements) -> list[str]:
     """The run and those of its trainings with further seeds of which any of these measures is finished."""
-    further = {name for name, measure in measured if split(name)[0] == run != name and measure in measures and measured[name, measure]}
+    further = {
+        name
+        for name, measure in measured
+        if split(name)[0] == run != name and measure in measures and measured[name, measure]
+    }
     return [run, *sorted(further, key=split)]
 
 
@@ -170,10 +218,15 @@ def _own(place: Address, trainings: Mapping[str, list[str]], of_shape: Collectio
 
 
 def _cell(
-    column: Column, place: Address | Undefined | float | None, measured: Measurements, frame: DataFrame, trainings: Mapping[str, list[str]],
+    column: Column,
+    place: Address | Undefined | float | None,
+    measured: Measurements,
+    frame: DataFrame,
+    trainings: Mapping[str, list[str]],
     about: About,
-) -> Cell:  # fmt: skip
-    """The cell of a place: a number by definition, the reason why there is none, or the score of its run's trainings."""
+) -> Cell:
+    """The cell of a place: a number by definition, the reason why there is none, or the score of its run's
+    trainings."""
     if place is None:
         return MISSING
     if isinstance(place, int | float):
@@ -188,7 +241,10 @@ def _cell(
     rows = select(own, *place, seeds=True)
     if not all(rows["why"] == ""):
         return MISSING._replace(value=f"{NOT_DEFINED}: {next(filter(None, rows['why']))}", files=tuple(nodes))
-    parts = {node: _part(column.factor, nodes[node], reading, None if alike else seed) for node, seed, reading in readings_in(rows)}
+    parts = {
+        node: _part(column.factor, nodes[node], reading, None if alike else seed)
+        for node, seed, reading in readings_in(rows)
+    }
     for node in nodes.keys() - parts.keys():
         if not nodes[node].all(place.metric):
             have = ", ".join(sorted({reading.metric for reading in nodes[node].readings}))
@@ -200,7 +256,14 @@ def _cell(
 def _part(unit: float, found: Measured, reading: Reading, training: int | None) -> Part:
     stderr = None if reading.stderr is None else unit * reading.stderr
     of = of_training(found, reading, unit) if training is not None else None
-    return Part(unit * reading.value, stderr, reading.n, scale_pulls(found, reading, unit), training, (of,) if of else ())
+    return Part(
+        unit * reading.value,
+        stderr,
+        reading.n,
+        scale_pulls(found, reading, unit),
+        training,
+        (of,) if of else (),
+    )
 
 
 def _mean(columns: list[Cell]) -> Cell:
@@ -211,7 +274,8 @@ def _mean(columns: list[Cell]) -> Cell:
     if not all(column.was_run for column in columns):
         return MISSING
     by_training = [{part.training: part for part in column.seeds} for column in columns]
-    trained = [own.keys() for own in by_training if None not in own]  # a number without a training is of every one
+    # a number without a training is of every one
+    trained = [own.keys() for own in by_training if None not in own]
     shared = sorted(set.intersection(*map(set, trained))) if trained else [None]
     if not shared:
         return MISSING
@@ -221,16 +285,27 @@ def _mean(columns: list[Cell]) -> Cell:
         errors = [part.stderr for part in own]
         stderr = None if None in errors else math.hypot(*(e for e in errors if e is not None)) / len(own)
         of = tuple(key for part in own for key in part.of)
-        means.append(Part(math.fsum(part.value for part in own) / len(own), stderr, None, _mean_pulls(own), training, of))
-    read = [(part, file) for column in columns for part, file in zip(column.seeds, column.files, strict=False)]
+        means.append(
+            Part(
+                math.fsum(part.value for part in own) / len(own), stderr, None, _mean_pulls(own), training, of
+            )
+        )
+    read = [
+        (part, file) for column in columns for part, file in zip(column.seeds, column.files, strict=False)
+    ]
     files = dict.fromkeys(file for part, file in read if part.training in shared)
-    return Cell(*over_trainings([part.value for part in means], [part.stderr for part in means], None), tuple(means), tuple(files))
+    return Cell(
+        *over_trainings([part.value for part in means], [part.stderr for part in means], None),
+        tuple(means),
+        tuple(files),
+    )
 
 
 def _recovered(of: Recovery, guessed: float | None, row: Row, rows: list[Row], unit: float) -> Cell:
     """(score - chance) / (reference - chance), with the paired error if all were measured on the same items.
 
-    `guessed`: the chance, if the spec has no other. Not defined if the reference is within OFF_THE_FLOOR errors of chance.
+    `guessed`: the chance, if the spec has no other. Not defined if the reference is within OFF_THE_FLOOR
+    errors of chance.
     """
     names = [row.line.name, of.row, *([of.chance] if isinstance(of.chance, str) else [])]
     cells = [other.cells[of.column] for name in names for other in rows if other.line.name == name]
@@ -253,13 +328,19 @@ def _recovered(of: Recovery, guessed: float | None, row: Row, rows: list[Row], u
     share, error = (cells[0].value - level) / room + 0.0, None  # + 0.0 turns -0.0 into 0.0
     if not isinstance(ours, str) and row.line.name not in names[1:]:
         error = unit * error_of(ours, theirs, by=share).total / abs(room)
-    by = [1 / room, -share / room, (share - 1) / room]  # how the share changes with each of the numbers behind
-    behind = tuple((unit * weight, value) for weight, value in zip(by, values, strict=False) if not isinstance(value, str))
+    # how the share changes with each of the numbers behind
+    by = [1 / room, -share / room, (share - 1) / room]
+    behind = tuple(
+        (unit * weight, value)
+        for weight, value in zip(by, values, strict=False)
+        if not isinstance(value, str)
+    )
     return Cell(unit * share, error, None, None, (Part(unit * share, error, None),), files, behind)
 
 
 def _tied(of: Ties, row: Row, rows: list[Row], unit: float) -> Cell:
-    """The share of columns in which the row scores at least (1 - tolerance) of the row `of.row`. `n` is the number of columns."""
+    """The share of columns in which the row scores at least (1 - tolerance) of the row `of.row`. `n` is the
+    number of columns."""
     theirs = next(other for other in rows if other.line.name == of.row)
     pairs = [(row.cells[name], theirs.cells[name]) for name in of.columns]
     if not all(isinstance(cell.value, float) for pair in pairs for cell in pair):
@@ -274,7 +355,13 @@ def _beyond(value: Value | str, base: Value | str) -> Value | str:
     if isinstance(value, str) or isinstance(base, str):
         return base if isinstance(base, str) else value
     pulls = functools.cache(lambda: minus(value.pulls(), base.pulls()))
-    return Value(value.value - base.value, error_of(value, base).total, value.name, pulls, math.hypot(value.apart, base.apart))
+    return Value(
+        value.value - base.value,
+        error_of(value, base).total,
+        value.name,
+        pulls,
+        math.hypot(value.apart, base.apart),
+    )
 
 
 def _mean_pulls(scores: Sequence[Part]) -> Callable[[], Pulls | None]:
@@ -295,7 +382,11 @@ def look_in(rows: list[Row]) -> Look:
         row, column = by_name[point.row], point.column or ""
         cell = row.cells[column]
         if not cell.was_run:
-            return f"{point.row}: {column} was not run" if cell.value == NOT_RUN else f"{point.row}: {column} is {cell.value}"
+            return (
+                f"{point.row}: {column} was not run"
+                if cell.value == NOT_RUN
+                else f"{point.row}: {column} is {cell.value}"
+            )
         if row.gate == FAILED:
             return f"{point.row} {DISAGREE}"
         if row.facts.get("collapsed"):
@@ -304,15 +395,23 @@ def look_in(rows: list[Row]) -> Look:
         if isinstance(value, str):
             return value
         apart = cell.seed_sd / math.sqrt(len(cell.seeds)) if isinstance(cell.seed_sd, float) else 0.0
-        freedom, trainings = len(cell.seeds) - 1.0 if apart else math.inf, sum(bool(score.of) for score in cell.seeds)
+        freedom, trainings = (
+            len(cell.seeds) - 1.0 if apart else math.inf,
+            sum(bool(score.of) for score in cell.seeds),
+        )
         if cell.behind:
             parts = [(abs(weight) * part.apart, part.freedom) for weight, part in cell.behind]
             apart, freedom = math.hypot(*(sd for sd, _ in parts)), freedom_of(parts)
             trainings = min((part.trainings for _, part in cell.behind if part.trainings), default=0)
         n = cell.n if isinstance(cell.n, int) else None
         return value._replace(
-            pulls=_mean_pulls(cell.seeds), apart=apart, freedom=freedom, n=n, trainings=trainings, of=cell.seeds[0].of if cell.seeds else (),
+            pulls=_mean_pulls(cell.seeds),
+            apart=apart,
+            freedom=freedom,
+            n=n,
+            trainings=trainings,
+            of=cell.seeds[0].of if cell.seeds else (),
             behind=cell.behind,
-        )  # fmt: skip
+        )
 
     return look

@@ -1,7 +1,8 @@
 """The papers' claims, judged by the numbers of a table or figure.
 
-`{left: lolcats_window, right: t2r, column: avg, op: ">", margin: 20}` reads "more than 20 points above", and a negative margin "no more than
-that much worse". `{left: {row: lizard, at: {input: 32768}}, column: peak_gib, op: "<", ratio: 74.5}` compares a number with a bound.
+`{left: lolcats_window, right: t2r, column: avg, op: ">", margin: 20}` reads "more than 20 points above", and
+a negative margin "no more than that much worse". `{left: {row: lizard, at: {input: 32768}}, column: peak_gib,
+op: "<", ratio: 74.5}` compares a number with a bound.
 """
 
 import math
@@ -24,20 +25,35 @@ from relinear.plan.specs import Artefact
 Verdict = Literal["reproduced", "contradicted", "not tested"]
 UNTESTED: Verdict = "not tested"
 STANDARD_ERRORS = 2.0
-BY_CHANCE = float(2 * ndtr(-STANDARD_ERRORS))  # the share of comparisons without any difference that chance alone puts beyond two standard errors
+# the share of comparisons without any difference that chance alone puts beyond two standard errors
+BY_CHANCE = float(2 * ndtr(-STANDARD_ERRORS))
 OFF_THE_FLOOR = 3.0  # standard errors
 PAIRED = " (paired)"  # behind an error that is that of differences on the same items
 
-COLUMNS = ("claim", "paper", "source", "whose", "verdict", "compared", "figures", "error", "error_items", "error_training", "trainings", "reason")
+COLUMNS = (
+    "claim",
+    "paper",
+    "source",
+    "whose",
+    "verdict",
+    "compared",
+    "figures",
+    "error",
+    "error_items",
+    "error_training",
+    "trainings",
+    "reason",
+)
 
 
 class Value(NamedTuple):
-    """A number to judge by. `stderr` is 0 for a median of many repeats, whose spread is far below any margin. `name`: for reading.
+    """A number to judge by. `stderr` is 0 for a median of many repeats, whose spread is far below any margin.
+    `name`: for reading.
 
-    `pulls` gives the pulls of its items, or None if they are not kept. `apart`: the training part of the error, with
-    `freedom` degrees of freedom. `n`: the number of items. `trainings`: the number of trainings that it is the mean over, 0
-    if nothing was trained. `of`: the key of its spread over trainings. `behind`: of a number that is computed from others,
-    these and by how much the number changes with each.
+    `pulls` gives the pulls of its items, or None if they are not kept. `apart`: the training part of the
+    error, with `freedom` degrees of freedom. `n`: the number of items. `trainings`: the number of trainings
+    that it is the mean over, 0 if nothing was trained. `of`: the key of its spread over trainings. `behind`:
+    of a number that is computed from others, these and by how much the number changes with each.
     """
 
     value: float
@@ -64,7 +80,8 @@ Look = Callable[[Point], Value | str]  # the number at a point, or the reason wh
 
 
 class Error(NamedTuple):
-    """The error of a difference: its item part, its training part, and the degrees of freedom of both together.
+    """The error of a difference: its item part, its training part, and the degrees of freedom of both
+    together.
 
     `paired`: the differences on the same items, if both sides kept them.
     """
@@ -81,15 +98,20 @@ class Error(NamedTuple):
 
     @property
     def enough(self) -> float:
-        """The number of errors that is as rare by chance as two errors of a known size: Student's t, for few seeds or items."""
-        return STANDARD_ERRORS if math.isinf(self.freedom) else float(stdtrit(max(self.freedom, 1.0), float(ndtr(STANDARD_ERRORS))))
+        """The number of errors that is as rare by chance as two errors of a known size: Student's t, for few
+        seeds or items."""
+        return (
+            STANDARD_ERRORS
+            if math.isinf(self.freedom)
+            else float(stdtrit(max(self.freedom, 1.0), float(ndtr(STANDARD_ERRORS))))
+        )
 
 
 class Judgement(NamedTuple):
     """A verdict on a claim, the numbers that it was judged by, and the reason.
 
-    `compared`: the two sides by run and column, so that a result counts once. `error`, its parts and the `trainings` of each
-    side are there if there are numbers.
+    `compared`: the two sides by run and column, so that a result counts once. `error`, its parts and the
+    `trainings` of each side are there if there are numbers.
     """
 
     verdict: Verdict
@@ -102,27 +124,49 @@ class Judgement(NamedTuple):
     trainings: str = ""
 
 
-def judge(claim: Claim, look: Look, nothing_to_judge: str | None = None, remark: str = "", unlike: str = "", spreads: Spreads = UNASKED) -> Judgement:
+def judge(
+    claim: Claim,
+    look: Look,
+    nothing_to_judge: str | None = None,
+    remark: str = "",
+    unlike: str = "",
+    spreads: Spreads = UNASKED,
+) -> Judgement:
     """Judge a claim by the numbers at its points.
 
-    The verdict is "reproduced" or "contradicted" if the difference clears the margin, or the ratio its bound, by more than
-    two standard errors; else "not tested". With few seeds or documents, Student's t says how many errors count as two. The
-    error is that of the paired difference if both sides kept the outcomes of the same items, and the figures then say
-    `paired`; else the errors are combined as if independent. The error of a side of one training includes the `spreads` of
-    its method's trainings; if no spread is known, there is no verdict.
+    The verdict is "reproduced" or "contradicted" if the difference clears the margin, or the ratio its bound,
+    by more than two standard errors; else "not tested". With few seeds or documents, Student's t says how
+    many errors count as two. The error is that of the paired difference if both sides kept the outcomes of
+    the same items, and the figures then say `paired`; else the errors are combined as if independent. The
+    error of a side of one training includes the `spreads` of its method's trainings; if no spread is known,
+    there is no verdict.
 
-    `remark` stands beside the numbers. `unlike` says how our training differs from the paper's; there is then no verdict.
-    There is none either if a precondition fails, and no reproduction if an untrained row keeps the claim, too.
+    `remark` stands beside the numbers. `unlike` says how our training differs from the paper's; there is then
+    no verdict. There is none either if a precondition fails, and no reproduction if an untrained row keeps
+    the claim, too.
     """
     published = f"; published {claim.published}" if claim.published else ""
     found = [_named(claim, point, look(point)) for point in claim.points]
     if reason := next((value for value in found if isinstance(value, str)), None):
-        return Judgement(UNTESTED, published.removeprefix("; "), "; ".join(filter(None, (nothing_to_judge, reason))))
+        return Judgement(
+            UNTESTED, published.removeprefix("; "), "; ".join(filter(None, (nothing_to_judge, reason)))
+        )
     values = [value for value in found if isinstance(value, Value)]
     column = f"{claim.column}: " if claim.column else ""
-    alone = [f"one training of {value.name}, and how far two are apart is not known" for value in values if _unknown(value, spreads)]
+    alone = [
+        f"one training of {value.name}, and how far two are apart is not known"
+        for value in values
+        if _unknown(value, spreads)
+    ]
     compare = _ratio if claim.ratio is not None else _difference
-    judged = compare(claim, [_lent(value, spreads) for value in values], values, column, remark and f"; {remark}", published)
+    judged = compare(
+        claim,
+        [_lent(value, spreads) for value in values],
+        values,
+        column,
+        remark and f"; {remark}",
+        published,
+    )
     reasons = [nothing_to_judge, unlike, *_missed(claim, look), *alone]
     if judged.verdict == "reproduced":
         reasons.append(_kept_untrained(claim, look))
@@ -141,19 +185,29 @@ def _unknown(value: Value, spreads: Spreads) -> bool:
 
 
 def _lent(value: Value, spreads: Spreads) -> Value:
-    """A number of one training, with the spread of its method's trainings in its error; likewise one that is computed from such numbers."""
+    """A number of one training, with the spread of its method's trainings in its error; likewise one that is
+    computed from such numbers."""
     if value.behind:
-        lent = [(abs(weight) * spread.sd, spread.freedom) for weight, part in value.behind if (spread := _spread(part, spreads))]
+        lent = [
+            (abs(weight) * spread.sd, spread.freedom)
+            for weight, part in value.behind
+            if (spread := _spread(part, spreads))
+        ]
         apart = math.hypot(value.apart, *(sd for sd, _ in lent))
         freedom = freedom_of([(value.apart, value.freedom), *lent])
         return value._replace(stderr=math.hypot(value.items, apart), apart=apart, freedom=freedom)
     if not (spread := _spread(value, spreads)):
         return value
-    return value._replace(stderr=math.hypot(value.stderr, spread.sd), apart=math.hypot(value.apart, spread.sd), freedom=spread.freedom)
+    return value._replace(
+        stderr=math.hypot(value.stderr, spread.sd),
+        apart=math.hypot(value.apart, spread.sd),
+        freedom=spread.freedom,
+    )
 
 
 def _spread(value: Value, spreads: Spreads) -> Spread | None:
-    """The spread that a number of one training has; None for several trainings, none, and where no spread is known."""
+    """The spread that a number of one training has; None for several trainings, none, and where no spread is
+    known."""
     return spreads.of(value.of, value.value) if value.trainings == 1 else None
 
 
@@ -174,19 +228,32 @@ def _kept_untrained(claim: Claim, look: Look) -> str:
 
 
 def judge_claim(
-    artefact: Artefact, about: About, look: Look, tokens: Mapping[str, int], claim: Claim, remark: str = "", of_scale: bool = True
+    artefact: Artefact,
+    about: About,
+    look: Look,
+    tokens: Mapping[str, int],
+    claim: Claim,
+    remark: str = "",
+    of_scale: bool = True,
 ) -> Judgement:
     """Judge a claim of a table or figure.
 
-    `tokens`: name -> training tokens, to compare with the claim's dose. Not `of_scale`: the numbers are costs, which do not
-    depend on the scale's budgets.
+    `tokens`: name -> training tokens, to compare with the claim's dose. Not `of_scale`: the numbers are
+    costs, which do not depend on the scale's budgets.
     """
     spec = artefact.spec
     asked = artefact.forms.get(claim.paper or artefact.paper, {})
 
     def judged(claim: Claim) -> Judgement:
         other = "" if claim.ours else unlike(claim, tokens, spec, asked, about.forms if of_scale else {})
-        found = judge(spec.floored(claim), look, about.nothing_to_judge if of_scale else None, remark, other, about.spreads)
+        found = judge(
+            spec.floored(claim),
+            look,
+            about.nothing_to_judge if of_scale else None,
+            remark,
+            other,
+            about.spreads,
+        )
         return found._replace(compared=compared(claim, spec))
 
     first, other = judged(claim), claim.by_other_form
@@ -194,16 +261,28 @@ def judge_claim(
 
 
 def _of_forms(first: Judgement, second: Judgement, either: Mapping[str, str]) -> Judgement:
-    """One verdict on a claim by two forms of a method that its paper states. The claim's own form speaks if its verdict is the common one."""
+    """One verdict on a claim by two forms of a method that its paper states. The claim's own form speaks if
+    its verdict is the common one."""
     named = [(first, " and ".join(either)), (second, " and ".join(either.values()))]
     verdicts = {first.verdict, second.verdict}
-    verdict: Verdict = "reproduced" if "reproduced" in verdicts else "contradicted" if verdicts == {"contradicted"} else UNTESTED
+    verdict: Verdict = (
+        "reproduced"
+        if "reproduced" in verdicts
+        else "contradicted"
+        if verdicts == {"contradicted"}
+        else UNTESTED
+    )
     if second.verdict == verdict != first.verdict:
         named.reverse()
     (speaks, rows), (silent, others) = named
-    reason = f"by {rows}: {speaks.reason}; by {others}, a form that the paper states, too: {silent.verdict}, {silent.reason}"
+    reason = (
+        f"by {rows}: {speaks.reason}; by {others}, a form that the paper states, too: {silent.verdict},"
+        f" {silent.reason}"
+    )
     figures = " | ".join(judgement.figures for judgement in (speaks, silent) if judgement.figures)
-    return speaks._replace(verdict=verdict, figures=figures, reason=reason, compared=f"{first.compared}, or {second.compared}")
+    return speaks._replace(
+        verdict=verdict, figures=figures, reason=reason, compared=f"{first.compared}, or {second.compared}"
+    )
 
 
 def compared(claim: Claim, spec: Spec) -> str:
@@ -229,7 +308,10 @@ def _missed(claim: Claim, look: Look) -> list[str]:
             bound = number(point.least) if value.value < point.least else f"at most {number(point.most)}"
             found.append(f"not informative: {value.name} {value}, of {bound} required")
         elif value.value - point.above <= OFF_THE_FLOOR * value.stderr:
-            found.append(f"not informative: {value.name} {value} is not {OFF_THE_FLOOR:g} standard errors above {number(point.above)}")
+            found.append(
+                f"not informative: {value.name} {value} is not {OFF_THE_FLOOR:g} standard errors above"
+                f" {number(point.above)}"
+            )
     return found
 
 
@@ -238,18 +320,28 @@ SAME_DOSE = 0.95  # the share of the paper's tokens that counts as the same dose
 
 
 def trained(facts: Mapping[str, Mapping[str, Any]]) -> dict[str, int]:
-    """Name -> the training tokens of all steps, from name -> the facts of its measurement. Names whose facts have no tokens are left out."""
+    """Name -> the training tokens of all steps, from name -> the facts of its measurement. Names whose facts
+    have no tokens are left out."""
     return {name: sum(own["tokens"].values()) for name, own in facts.items() if "tokens" in own}
 
 
-def unlike(claim: Claim, tokens: Mapping[str, int], spec: Spec | None = None, asked: Mapping[str, Form] | None = None,
-           forms: Mapping[str, Form] | None = None) -> str:  # fmt: skip
-    """How our training differs from the paper's: another form, fewer tokens, another recipe. Empty if it does not differ.
+def unlike(
+    claim: Claim,
+    tokens: Mapping[str, int],
+    spec: Spec | None = None,
+    asked: Mapping[str, Form] | None = None,
+    forms: Mapping[str, Form] | None = None,
+) -> str:
+    """How our training differs from the paper's: another form, fewer tokens, another recipe. Empty if it does
+    not differ.
 
-    `tokens`: row -> the training tokens of all its steps. `asked`: method -> the form that the claim's paper has; `forms`: run -> ours.
+    `tokens`: row -> the training tokens of all its steps. `asked`: method -> the form that the claim's paper
+    has; `forms`: run -> ours.
     """
     less = [
-        f"{name} had {count(tokens[name])} of {count(int(dose))}" for name, dose in claim.dose.items() if tokens.get(name, dose) < SAME_DOSE * dose
+        f"{name} had {count(tokens[name])} of {count(int(dose))}"
+        for name, dose in claim.dose.items()
+        if tokens.get(name, dose) < SAME_DOSE * dose
     ]
     dose = f"other dose: {', '.join(less)} tokens" if less else ""
     recipe = claim.recipe or (spec.recipe if spec is not None else None)
@@ -262,7 +354,13 @@ def _other_form(claim: Claim, spec: Spec, asked: Mapping[str, Form], forms: Mapp
     said: dict[str, list[str]] = {}  # in what -> the rows
     for point in (claim.full(claim.left), claim.full(claim.right)):
         form = forms.get(spec.run_of(point) or "") if point else None
-        if point and form and (other := differences(form, {**asked.get(form["method"], {}), **spec.forms.get(point.row, {})})):
+        if (
+            point
+            and form
+            and (
+                other := differences(form, {**asked.get(form["method"], {}), **spec.forms.get(point.row, {})})
+            )
+        ):
             said.setdefault(", ".join(other), []).append(point.row)
     words = "; ".join(f"{' and '.join(dict.fromkeys(rows))}: {other}" for other, rows in said.items())
     return f"another form than the paper's ({words})" if said else ""
@@ -279,7 +377,11 @@ def error_of(left: Value, right: Value, by: float = 1.0) -> Error:
     """The error of `left - by * right`, paired where both were measured on the same items."""
     theirs = right.pulls()
     paired = theirs and minus(left.pulls(), theirs.times(by))
-    own = [(left.items, _less_one(left.n)), (by * right.items, _less_one(right.n))] if paired is None else [(paired.stderr, len(paired.items) - 1.0)]
+    own = (
+        [(left.items, _less_one(left.n)), (by * right.items, _less_one(right.n))]
+        if paired is None
+        else [(paired.stderr, len(paired.items) - 1.0)]
+    )
     trained = [(left.apart, left.freedom), (by * right.apart, right.freedom)]
     items, training = (math.hypot(*(part for part, _ in parts)) for parts in (own, trained))
     return Error(items, training, freedom_of([*own, *trained]), paired)
@@ -297,7 +399,8 @@ def freedom_of(parts: Sequence[tuple[float, float]]) -> float:
 
 
 def _item_by_item(claim: Claim, paired: Pulls | None) -> str:
-    """On how many items the left side is better, and on how many both are alike; nothing where they are not paired."""
+    """On how many items the left side is better, and on how many both are alike; nothing where they are not
+    paired."""
     if paired is None:
         return ""
     sign, n = (1.0 if claim.op == ">" else -1.0), len(paired.items)
@@ -315,21 +418,31 @@ def _errors(error: Error) -> str:
     return f"{error.enough:.2g} standard errors"
 
 
-def _difference(claim: Claim, values: list[Value], own: list[Value], column: str, remark: str, published: str) -> Judgement:
+def _difference(
+    claim: Claim, values: list[Value], own: list[Value], column: str, remark: str, published: str
+) -> Judgement:
     floor = values[-1].value if isinstance(claim.floor, Point) else claim.floor
     left, right, *ceiling = values[:-1] if isinstance(claim.floor, Point) else values
     difference, error = left.value - right.value, error_of(left, right)
     shown = ", ".join(dict.fromkeys(f"{value.name} {value}" for value in own))
     stated = f"difference {plus_minus(difference, error.total)}{PAIRED * bool(error.paired)}"
     figures = f"{column}{shown}; {stated}{_item_by_item(claim, error.paired)}{remark}{published}"
-    untold = Judgement(UNTESTED, figures, "", "", error.total, error.items, error.training, _trainings(left, right))
+    untold = Judgement(
+        UNTESTED, figures, "", "", error.total, error.items, error.training, _trainings(left, right)
+    )
 
     sign, margin = (1.0 if claim.op == ">" else -1.0), claim.margin or 0.0
     needed = sign * margin + 0.0  # + 0.0 turns -0.0 into 0.0
     if ceiling and (reach := sign * (ceiling[0].value - right.value)) < margin:
-        return untold._replace(reason=f"even {ceiling[0].name} is only {number(reach)} better than {right.name}: no room")
+        return untold._replace(
+            reason=f"even {ceiling[0].name} is only {number(reach)} better than {right.name}: no room"
+        )
     if floor is not None and all(sign * (v.value - floor) <= OFF_THE_FLOOR * v.stderr for v in (left, right)):
-        return untold._replace(reason=f"neither is more than {OFF_THE_FLOOR:g} standard errors better than chance, {number(floor)}")
+        return untold._replace(
+            reason=(
+                f"neither is more than {OFF_THE_FLOOR:g} standard errors better than chance, {number(floor)}"
+            )
+        )
     excess = sign * difference - margin
     if abs(excess) <= error.enough * error.total or excess == 0:
         return untold._replace(reason=f"{stated} is {WITHIN_ERROR} of {number(needed)}")
@@ -339,41 +452,67 @@ def _difference(claim: Claim, values: list[Value], own: list[Value], column: str
     return untold._replace(verdict="reproduced" if holds else "contradicted", reason=reason)
 
 
-def _ratio(claim: Claim, values: list[Value], own: list[Value], column: str, remark: str, published: str) -> Judgement:
-    """`left / right op ratio`, or `left op ratio`. Values without an error, such as costs, are compared plainly."""
+def _ratio(
+    claim: Claim, values: list[Value], own: list[Value], column: str, remark: str, published: str
+) -> Judgement:
+    """`left / right op ratio`, or `left op ratio`. Values without an error, such as costs, are compared
+    plainly."""
     bound, left, right = claim.ratio or 0.0, values[0], values[1] if len(values) > 1 else None
     ours = left.value
-    error = Error(left.items, left.apart, freedom_of([(left.items, _less_one(left.n)), (left.apart, left.freedom)]), None)
+    error = Error(
+        left.items,
+        left.apart,
+        freedom_of([(left.items, _less_one(left.n)), (left.apart, left.freedom)]),
+        None,
+    )
     figures = f"{column}{', '.join(f'{value.name}: {value}' for value in own)}"
     if right is not None:
         if right.value == 0:
             return Judgement(UNTESTED, f"{figures}{remark}{published}", f"{right.name} is zero")
         ours = left.value / right.value
         error = error_of(left, right, by=ours)
-        error = error._replace(items=error.items / abs(right.value), training=error.training / abs(right.value))
+        error = error._replace(
+            items=error.items / abs(right.value), training=error.training / abs(right.value)
+        )
         figures += f"; ratio {plus_minus(ours, error.total or None)}{PAIRED * bool(error.paired)}"
     figures += f"{remark}{published}"
-    untold = Judgement(UNTESTED, figures, "", "", error.total, error.items, error.training, _trainings(left, right))
+    untold = Judgement(
+        UNTESTED, figures, "", "", error.total, error.items, error.training, _trainings(left, right)
+    )
     if error.total and abs(ours - bound) <= error.enough * error.total:
-        return untold._replace(reason=f"{plus_minus(ours, error.total)}{PAIRED * bool(error.paired)} is {WITHIN_ERROR} of {number(bound)}")
+        return untold._replace(
+            reason=(
+                f"{plus_minus(ours, error.total)}{PAIRED * bool(error.paired)} is {WITHIN_ERROR} of"
+                f" {number(bound)}"
+            )
+        )
     holds = ours > bound if claim.op == ">" else ours < bound
     reason = f"{number(ours)} is {'' if holds else 'not '}{claim.op} {number(bound)}"
     return untold._replace(verdict="reproduced" if holds else "contradicted", reason=reason)
 
 
-def value_of(found: Measured | None, reading: Reading | None, name: str, column: str, unit: float = 1.0) -> Value | str:
+def value_of(
+    found: Measured | None, reading: Reading | None, name: str, column: str, unit: float = 1.0
+) -> Value | str:
     """A reading of a measurement to judge by, `unit` times as large, or why it is none."""
     if reading is None:
         return f"{name}: {column} was not run"
     if reading.value is None:
         return f"{name}: {column} is not defined: {reading.why}"
-    value = check_number(*(unit * v if v is not None else None for v in reading[3:5]), name=name, column=column)
+    value = check_number(
+        *(unit * v if v is not None else None for v in reading[3:5]), name=name, column=column
+    )
     if isinstance(value, str) or found is None:
         return value
     if found.facts.get("collapsed"):
         return f"{name} collapsed in training: it predicts no better than chance"
     of = of_training(found, reading, unit)
-    return value._replace(pulls=scale_pulls(found, reading, unit), n=reading.n, trainings=int(of is not None), of=(of,) if of else ())
+    return value._replace(
+        pulls=scale_pulls(found, reading, unit),
+        n=reading.n,
+        trainings=int(of is not None),
+        of=(of,) if of else (),
+    )
 
 
 def check_number(value: float, stderr: float | None, name: str, column: str) -> Value | str:
@@ -393,7 +532,13 @@ def tally(verdicts: Sequence[str]) -> str:
 def write_claims(path: Path, artefact: Artefact, judgements: Sequence[Judgement]) -> Path:
     """Write the verdicts on an artefact's claims as CSV with the columns COLUMNS; returns the path."""
     rows = [
-        {"claim": claim.claim, "paper": claim.paper or artefact.paper, "source": claim.source, "whose": claim.whose, **judgement._asdict()}
+        {
+            "claim": claim.claim,
+            "paper": claim.paper or artefact.paper,
+            "source": claim.source,
+            "whose": claim.whose,
+            **judgement._asdict(),
+        }
         for claim, judgement in zip(artefact.spec.claims, judgements, strict=True)
     ]
     write_csv(path, COLUMNS, rows)

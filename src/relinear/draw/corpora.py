@@ -1,7 +1,9 @@
-"""What each source of the corpora is: the catalogue's facts beside counts in SmolLM2's tokens, for docs/corpora.md.
+"""What each source of the corpora is: the catalogue's facts beside counts in SmolLM2's tokens, for
+docs/corpora.md.
 
-`python -m relinear.draw.corpora FOLDER` takes the counts of a finished stream, such as results/smollm2/stream/docs-100m@smollm2-135m-instruct-x10,
-to `workflow/corpora.csv`. A row names the archive that was counted, so a source with another archive has no counts.
+`python -m relinear.draw.corpora FOLDER` takes the counts of a finished stream, such as
+results/smollm2/stream/docs-100m@smollm2-135m-instruct-x10, to `workflow/corpora.csv`. A row names the archive
+that was counted, so a source with another archive has no counts.
 """
 
 import csv
@@ -15,7 +17,8 @@ from relinear.plan.strict import WORKFLOW
 from relinear.records import read_json
 
 COUNTED = WORKFLOW / "corpora.csv"
-COLUMNS = ("source", "sha256", "documents", "tokens", "long", "heldout")  # long: tokens of documents of 4,096 and more
+# long: tokens of documents of 4,096 and more
+COLUMNS = ("source", "sha256", "documents", "tokens", "long", "heldout")
 
 
 def counts() -> dict[str, dict[str, int]]:
@@ -29,12 +32,20 @@ def counts() -> dict[str, dict[str, int]]:
 def table() -> str:
     """The sources of all corpora as a table in Markdown, with sums."""
     known, counted, data = catalogue(), counts(), read_data()
-    lines = ["| Corpus | Source | Package, version | Licence | Documents | Tokens | In documents of 4,096+ | Held out |",
-             "|---|---|---|---|---:|---:|---:|---:|"]  # fmt: skip
+    lines = [
+        (
+            "| Corpus | Source | Package, version | Licence | Documents | Tokens | In documents of 4,096+ |"
+            " Held out |"
+        ),
+        "|---|---|---|---|---:|---:|---:|---:|",
+    ]
     for corpus, entry in data.items():
         for source in entry.options["sources"] if entry.make == "corpus" else ():
             asset, own = known[source], counted[source]
-            lines.append(f"| `{corpus}` | `{source}` | {asset.package} {asset.version} | {asset.licence} | {_cells(own)} |")
+            lines.append(
+                f"| `{corpus}` | `{source}` | {asset.package} {asset.version} | {asset.licence} |"
+                f" {_cells(own)} |"
+            )
     total = {name: sum(own[name] for own in counted.values()) for name in COLUMNS[2:]}
     return "\n".join([*lines, f"| all | | | | {_cells(total)} |"])
 
@@ -49,7 +60,14 @@ def main(folder: Path) -> None:
     """Write the counts of a stream."""
     known = catalogue()
     found = read_json(folder / "metrics.json")["sources"]
-    write_csv(COUNTED, COLUMNS, [{"source": name, "sha256": known[name].sha256} | {c: own[c] for c in COLUMNS[2:]} for name, own in found.items()])
+    write_csv(
+        COUNTED,
+        COLUMNS,
+        [
+            {"source": name, "sha256": known[name].sha256} | {c: own[c] for c in COLUMNS[2:]}
+            for name, own in found.items()
+        ],
+    )
 
 
 if __name__ == "__main__":

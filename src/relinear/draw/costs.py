@@ -1,4 +1,5 @@
-"""The costs of generating: rows of `efficiency.csv` of `relinear.benchmarks.generation`, whose docstring says what is measured and how."""
+"""The costs of generating: rows of `efficiency.csv` of `relinear.benchmarks.generation`, whose docstring says
+what is measured and how."""
 
 import csv
 import json
@@ -19,8 +20,8 @@ from relinear.records import read_committed
 
 GIB = 2**30
 HOW = (
-    "Ours: medians of decode steps recorded as CUDA graphs, at the marked points, with states and caches as large as there; "
-    "the mean over a generation is the integral between them."
+    "Ours: medians of decode steps recorded as CUDA graphs, at the marked points, with states and caches as"
+    " large as there; the mean over a generation is the integral between them."
 )
 SWEPT = {"batch": "batch", "length": "generated tokens", "input": "input tokens"}
 FIRST_LENGTH = 512  # shorter generations are measured for the integral and not shown
@@ -63,7 +64,8 @@ class Row(BaseModel):
 
 
 def read_costs(path: Path) -> list[Row]:
-    """The rows, by what they sweep over. Raises FileNotFoundError, and ConfigError naming the file, the line, the column and its value."""
+    """The rows, by what they sweep over. Raises FileNotFoundError, and ConfigError naming the file, the line,
+    the column and its value."""
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing: {MEASURES_IT} it")
     rows = []
@@ -81,7 +83,8 @@ def how_measured(path: Path) -> dict[str, Any]:
 
 
 def elsewhere(rows: Sequence[Row], baseline: str) -> dict[str, list[str]]:
-    """Run -> commits of its rows that are not among the baseline's; a ratio then includes the change of code."""
+    """Run -> commits of its rows that are not among the baseline's; a ratio then includes the change of
+    code."""
     commits: dict[str, set[str | None]] = {}
     for row in rows:
         if row.ok:
@@ -97,7 +100,8 @@ def remark(claim: Claim, rows: Sequence[Row], baseline: str) -> str:
 
 
 def look_in(claim: Claim, rows: Sequence[Row]) -> Look:
-    """The function by which a claim reads costs. They have no errors: medians of many steps vary far less than the bounds."""
+    """The function by which a claim reads costs. They have no errors: medians of many steps vary far less
+    than the bounds."""
 
     def look(point: Point) -> Value | str:
         [(sweep, at)] = point.at.items()
@@ -105,7 +109,11 @@ def look_in(claim: Claim, rows: Sequence[Row]) -> Look:
         if at == LARGEST:
             at = max((row.at for row in swept if row.run == (claim.right or claim.left).row), default=LARGEST)
         value = next((row.cost(point.column) for row in swept if (row.run, row.at) == (point.row, at)), None)
-        return f"{point.row} at {at}: not measured" if value is None else Value(value, 0.0, f"{point.row} at {at}")
+        return (
+            f"{point.row} at {at}: not measured"
+            if value is None
+            else Value(value, 0.0, f"{point.row} at {at}")
+        )
 
     return look
 
@@ -114,7 +122,8 @@ def look_in(claim: Claim, rows: Sequence[Row]) -> Look:
 
 
 class Paid(NamedTuple):
-    """The costs of a figure's runs: the file, its rows, how they were measured, and runs of other commits than the first series'."""
+    """The costs of a figure's runs: the file, its rows, how they were measured, and runs of other commits
+    than the first series'."""
 
     source: Path
     rows: list[Row]
@@ -131,27 +140,49 @@ class Paid(NamedTuple):
         return look_in(claim, self.rows)
 
     def caption(self, spec: Curves) -> list[str]:
-        """Lines for a figure's caption: how the rows were measured, what the paper says, and which are of another commit."""
+        """Lines for a figure's caption: how the rows were measured, what the paper says, and which are of
+        another commit."""
         lines = [HOW, f"The paper ({spec.hardware}): {spec.published}"]
         if commits := sorted({commit for own in self.other.values() for commit in own}):
-            own = ", ".join(sorted({str(row.commit) for row in self.rows if row.run == spec.series[0].name and row.ok}))
-            lines.append(f"*: at another commit ({', '.join(commits)}) than softmax attention ({own}), by the code of then.")
+            own = ", ".join(
+                sorted({str(row.commit) for row in self.rows if row.run == spec.series[0].name and row.ok})
+            )
+            lines.append(
+                f"*: at another commit ({', '.join(commits)}) than softmax attention ({own}), by the code of"
+                " then."
+            )
         return lines
 
 
 def paid(spec: Curves, source: Path) -> Paid:
-    """The costs of a figure's runs. Raises ValueError where the file has none that ran, and as `read_costs` does."""
-    rows = [row for row in read_costs(source) if row.model == spec.model and row.run in {s.run for s in spec.series}]
+    """The costs of a figure's runs. Raises ValueError where the file has none that ran, and as `read_costs`
+    does."""
+    rows = [
+        row
+        for row in read_costs(source)
+        if row.model == spec.model and row.run in {s.run for s in spec.series}
+    ]
     if not any(row.ok for row in rows):
         raise ValueError(f"{source}: no row of {spec.model} for {spec.label}; {MEASURES_IT} them")
     return Paid(source, rows, how_measured(source), elsewhere(rows, spec.series[0].name))
 
 
 def points(rows: Sequence[Row], run: str, panel: Panel) -> pd.DataFrame:
-    """A cost of a run along a sweep, as rows of the frame of readings with their place `x`. Where memory ended, `why` says so in place of a value."""
-    own = [row for row in rows if (row.run, row.sweep) == (run, panel.x) and not (panel.x == "length" and row.at < FIRST_LENGTH)]
-    told = [(row, row.cost(panel.y) if row.ok else None, "" if row.ok else row.status) for row in own if row.status != "wrong"]
+    """A cost of a run along a sweep, as rows of the frame of readings with their place `x`. Where memory
+    ended, `why` says so in place of a value."""
+    own = [
+        row
+        for row in rows
+        if (row.run, row.sweep) == (run, panel.x) and not (panel.x == "length" and row.at < FIRST_LENGTH)
+    ]
+    told = [
+        (row, row.cost(panel.y) if row.ok else None, "" if row.ok else row.status)
+        for row in own
+        if row.status != "wrong"
+    ]
     found = [
-        (run, run, 0, "costs", panel.y, row.model, "{}", value, math.nan, 1, why, row.at) for row, value, why in told if why or value is not None
+        (run, run, 0, "costs", panel.y, row.model, "{}", value, math.nan, 1, why, row.at)
+        for row, value, why in told
+        if why or value is not None
     ]
     return pd.DataFrame(found, columns=[*COLUMNS, "x"])

@@ -31,4 +31,6 @@ def doses(found: Measured) -> tuple[Dose, ...] | None:
     if lacking or any(step["config"]["recipe"].get("patience") for step in steps):
         return None
     epochs = [step["config"]["budget"]["epochs"] for step in steps]
-    return tuple(Dose(round(step["tokens"] / times), times) for step, times in zip(steps, epochs, strict=True))
+    return tuple(
+        Dose(round(step["tokens"] / times), times) for step, times in zip(steps, epochs, strict=True)
+    )

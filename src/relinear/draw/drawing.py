@@ -1,4 +1,5 @@
-"""Drawing a table or figure: its shape says what stands where and how claims read it, and this module writes all files."""
+"""Drawing a table or figure: its shape says what stands where and how claims read it, and this module writes
+all files."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
@@ -17,8 +18,8 @@ from relinear.plan.specs import Artefact
 class Drawn(NamedTuple):
     """What a shape makes of measurements.
 
-    `write(out, judgements)` writes the table or the picture into a folder. `judge` gives the verdict on a claim. `cells`, `sources` and `files` are
-    those of `write_provenance`.
+    `write(out, judgements)` writes the table or the picture into a folder. `judge` gives the verdict on a
+    claim. `cells`, `sources` and `files` are those of `write_provenance`.
     """
 
     write: Callable[[Path, Sequence[Judgement]], None]
@@ -29,10 +30,12 @@ class Drawn(NamedTuple):
 
 
 def make(artefact: Artefact, measured: Measurements, about: About, out: Path) -> list[Path]:
-    """Draw a table or figure into the folder `out`: <stem>.<suffix> for each of the artefact's suffixes; returns the files.
+    """Draw a table or figure into the folder `out`: <stem>.<suffix> for each of the artefact's suffixes;
+    returns the files.
 
-    Raises ValueError for a measurement of another run, measure or scale than it is given as (a number never lands in a foreign row), and for
-    readings that are malformed; FileNotFoundError for a file of a measurement that is missing.
+    Raises ValueError for a measurement of another run, measure or scale than it is given as (a number never
+    lands in a foreign row), and for readings that are malformed; FileNotFoundError for a file of a
+    measurement that is missing.
     """
     drawn = _drawn(artefact, measured, about)
     judgements = [drawn.judge(claim) for claim in artefact.spec.claims]
@@ -45,14 +48,21 @@ def make(artefact: Artefact, measured: Measurements, about: About, out: Path) ->
 
 
 def verdicts(artefact: Artefact, measured: Measurements, about: About, out: Path) -> list[Path]:
-    """Write the verdicts on an artefact's claims into the folder `out`, and nothing else of it; returns the file.
+    """Write the verdicts on an artefact's claims into the folder `out`, and nothing else of it; returns the
+    file.
 
     Raises ValueError as `make` does, UserError for an artefact without claims.
     """
     if not artefact.spec.claims:
         raise UserError(f"{artefact.name} has no claims")
     drawn = _drawn(artefact, measured, about)
-    return [write_claims(out / f"{artefact.stem}.claims.csv", artefact, [drawn.judge(claim) for claim in artefact.spec.claims])]
+    return [
+        write_claims(
+            out / f"{artefact.stem}.claims.csv",
+            artefact,
+            [drawn.judge(claim) for claim in artefact.spec.claims],
+        )
+    ]
 
 
 def _drawn(artefact: Artefact, measured: Measurements, about: About) -> Drawn:

@@ -1,4 +1,5 @@
-"""Readings as one pandas frame, those behind a table or figure or all of a campaign, and the one function by which a cell is read from it."""
+"""Readings as one pandas frame, those behind a table or figure or all of a campaign, and the one function by
+which a cell is read from it."""
 
 import json
 import math
@@ -20,11 +21,12 @@ COLUMNS = ("node", "run", "seed", "measure", "metric", "of", "at", "value", "std
 
 
 class Score(NamedTuple):
-    """A number over trainings: the mean, its standard error, the number of items, and the standard deviation over trainings.
+    """A number over trainings: the mean, its standard error, the number of items, and the standard deviation
+    over trainings.
 
-    `stderr` combines the error of the items, which all trainings share, so that it does not average out, with the error of
-    the mean over trainings: hypot(mean item error, sd / sqrt(trainings)). It is None if an item error is not known. `sd` is
-    None for one training.
+    `stderr` combines the error of the items, which all trainings share, so that it does not average out, with
+    the error of the mean over trainings: hypot(mean item error, sd / sqrt(trainings)). It is None if an item
+    error is not known. `sd` is None for one training.
     """
 
     value: float
@@ -34,25 +36,41 @@ class Score(NamedTuple):
 
 
 def frame(place: Path | str) -> pd.DataFrame:
-    """All readings of a campaign's results, such as `results/mini` or `results/reference/smollm2`, as of `frame_of`."""
-    folders = [folder for folder in store.nodes(Path(place)) if json.loads(store.read(folder / store.RECORD)).get("measure")]
+    """All readings of a campaign's results, such as `results/mini` or `results/reference/smollm2`, as of
+    `frame_of`."""
+    folders = [
+        folder
+        for folder in store.nodes(Path(place))
+        if json.loads(store.read(folder / store.RECORD)).get("measure")
+    ]
     return frame_of({(folder.parent.name, folder.name): load(folder) for folder in folders})
 
 
 def frame_of(measured: Measurements) -> pd.DataFrame:
     """All readings of some measurements, a row a reading, with `COLUMNS`.
 
-    `node` is the measurement's record as provenance and `relinear show` name it. `run` is the run's name without `-seed<n>`; `seed` is that n, or 0.
-    `at` is JSON with sorted keys, such as `{"depth": 0.5, "length": 4096}`, and `{}` for a reading of the whole. A metric that is not defined has
-    `why` and no `value`.
+    `node` is the measurement's record as provenance and `relinear show` name it. `run` is the run's name
+    without `-seed<n>`; `seed` is that n, or 0. `at` is JSON with sorted keys, such as `{"depth": 0.5,
+    "length": 4096}`, and `{}` for a reading of the whole. A metric that is not defined has `why` and no
+    `value`.
     """
     rows = []
     for (name, measure), found in measured.items():
         run, seed = split(name)
         for reading in found.readings if found else ():
-            own = (reading.metric, reading.of, place_of(reading.at), reading.value, reading.stderr, reading.n, reading.why)
+            own = (
+                reading.metric,
+                reading.of,
+                place_of(reading.at),
+                reading.value,
+                reading.stderr,
+                reading.n,
+                reading.why,
+            )
             rows.append((found.source.file, run, seed, measure, *own))
-    return pd.DataFrame(rows, columns=list(COLUMNS), dtype=object).astype({"seed": int, "value": float, "stderr": float, "n": int})
+    return pd.DataFrame(rows, columns=list(COLUMNS), dtype=object).astype(
+        {"seed": int, "value": float, "stderr": float, "n": int}
+    )
 
 
 def place_of(at: At) -> str:
@@ -61,7 +79,9 @@ def place_of(at: At) -> str:
     return json.dumps(whole, sort_keys=True)
 
 
-def along(frame: pd.DataFrame, run: str, measure: str, metric: str, of: str | None = None, seeds: bool = False) -> pd.DataFrame:
+def along(
+    frame: pd.DataFrame, run: str, measure: str, metric: str, of: str | None = None, seeds: bool = False
+) -> pd.DataFrame:
     """The readings of a run's metric at all its places; with `seeds` of all trainings of the run."""
     name, seed = split(run)
     wanted = {"measure": measure, "run": name, "metric": metric}
@@ -73,21 +93,41 @@ def along(frame: pd.DataFrame, run: str, measure: str, metric: str, of: str | No
 
 
 def select(
-    frame: pd.DataFrame, run: str, measure: str, metric: str, of: str | None = None, at: At | None = None, seeds: bool = False
+    frame: pd.DataFrame,
+    run: str,
+    measure: str,
+    metric: str,
+    of: str | None = None,
+    at: At | None = None,
+    seeds: bool = False,
 ) -> pd.DataFrame:
-    """The reading of a metric at a place, a row a training in the order of seeds; with `seeds` all trainings of the run.
+    """The reading of a metric at a place, a row a training in the order of seeds; with `seeds` all trainings
+    of the run.
 
-    `of` may be left out if the metric has one object. Raises ValueError if several readings of a training fit.
+    `of` may be left out if the metric has one object. Raises ValueError if several readings of a training
+    fit.
     """
     rows = along(frame, run, measure, metric, of, seeds)
     rows = rows[rows["at"] == place_of(at or {})]
     if rows["node"].duplicated().any():
-        raise ValueError(f"{rows['node'].iloc[0]}: {metric} is read {len(rows)} times: of {', '.join(rows['of'])}; say of which")
+        raise ValueError(
+            f"{rows['node'].iloc[0]}: {metric} is read {len(rows)} times: of {', '.join(rows['of'])}; say of"
+            " which"
+        )
     return rows.sort_values("seed", kind="stable")
 
 
-def score(frame: pd.DataFrame, run: str, measure: str, metric: str, of: str | None = None, at: At | None = None, unit: float = 1.0) -> Score | None:
-    """A cell: the number of a run over its trainings, `unit` times as large as the readings; None if it was not measured."""
+def score(
+    frame: pd.DataFrame,
+    run: str,
+    measure: str,
+    metric: str,
+    of: str | None = None,
+    at: At | None = None,
+    unit: float = 1.0,
+) -> Score | None:
+    """A cell: the number of a run over its trainings, `unit` times as large as the readings; None if it was
+    not measured."""
     rows = select(frame, run, measure, metric, of, at, seeds=True)
     rows = rows[rows["why"] == ""]
     if rows.empty:
@@ -114,4 +154,8 @@ def readings_in(rows: pd.DataFrame) -> Iterable[tuple[str, int, Reading]]:
     """Rows of the frame as node, seed and reading."""
     for row in rows.itertuples():
         value = None if row.why else row.value
-        yield row.node, row.seed, Reading(row.metric, row.of, json.loads(row.at), value, error(row.stderr), row.n, row.why)
+        yield (
+            row.node,
+            row.seed,
+            Reading(row.metric, row.of, json.loads(row.at), value, error(row.stderr), row.n, row.why),
+        )

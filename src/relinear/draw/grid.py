@@ -28,7 +28,8 @@ from relinear.plan.names import split
 from relinear.plan.specs import Artefact
 
 MOST_BESIDE = 4  # panels in a row
-BESIDE, CELL = 1.6, 0.26  # inches: what stands beside the panels of a row, and the least width of a cell with a number
+# inches: what stands beside the panels of a row, and the least width of a cell with a number
+BESIDE, CELL = 1.6, 0.26
 EDGES = {"x": "\u25be", "y": "\u25c2"}  # the marks at the edges of a panel, along each axis
 UNITS = {"length": "length, tokens", "distance": "distance, tokens", "depth": "depth, share of the length"}
 BARS = {  # what a colour bar calls a metric whose name says less
@@ -37,7 +38,8 @@ BARS = {  # what a colour bar calls a metric whose name says less
     "cosine_normalised": "cosine",
 }
 WIDE = 100  # from this ratio of a logarithmic scale's ends on, powers of ten are ticks enough
-# Reasons why a measure calls an x `not_informative` (relinear.measure.needle): each one's mark, and its words for the title.
+# Reasons why a measure calls an x `not_informative` (relinear.measure.needle): each one's mark, and its words
+# for the title.
 NOT_INFORMATIVE = {
     "floor": ("*", "the choice of five is within three errors of chance"),
     "ceiling": ("†", "every key is found"),
@@ -48,7 +50,8 @@ DIGIT = 0.08  # inches, the width of a digit
 
 
 class Heat(NamedTuple):
-    """A panel's values [y, x], NaN where there is no reading; where lines are drawn, by axis; and the marks of each x that is not informative."""
+    """A panel's values [y, x], NaN where there is no reading; where lines are drawn, by axis; and the marks
+    of each x that is not informative."""
 
     xs: list[Scalar]
     ys: list[Scalar]
@@ -63,8 +66,14 @@ def drawn(artefact: Artefact, measured: Measurements, about: About) -> Drawn:
     frame = frame_of(measured)
     found = {panel.name: measured.get((panel.run, panel.measure)) for panel in spec.panels}
     undefined = {panel.name: why for panel in spec.panels if (why := why_not(panel, frame))}
-    heats = {panel.name: heat_of(spec, panel, frame) for panel in spec.panels if found[panel.name] and panel.name not in undefined}
-    shown = spec.model_copy(update={"panels": tuple(panel for panel in spec.panels if found[panel.name] or not panel.optional)})
+    heats = {
+        panel.name: heat_of(spec, panel, frame)
+        for panel in spec.panels
+        if found[panel.name] and panel.name not in undefined
+    }
+    shown = spec.model_copy(
+        update={"panels": tuple(panel for panel in spec.panels if found[panel.name] or not panel.optional)}
+    )
 
     def look(point: Point) -> Value | str:
         panel = spec.panel(point.row)
@@ -75,17 +84,29 @@ def drawn(artefact: Artefact, measured: Measurements, about: About) -> Drawn:
         rows = select(frame, panel.run, panel.measure, panel.metric, panel.of, point.at)
         reading = next((reading for _, _, reading in readings_in(rows)), None)
         axes = (spec.cell.x, spec.cell.y)
-        place = ", ".join(str(value) if axis in axes else f"{axis} {value}" for axis, value in point.at.items())
+        place = ", ".join(
+            str(value) if axis in axes else f"{axis} {value}" for axis, value in point.at.items()
+        )
         name = f"{point.row} at {place}" if place else point.row
         return value_of(found[panel.name], reading, name, point.column or panel.metric, panel.factor)
 
-    cells: dict[str, dict[str, Origin]] = {p.name: {p.metric: (m := found[p.name]) and m.source.file} for p in shown.panels}
-    judge = partial(judge_claim, artefact, about, look, trained({name: m.facts for name, m in found.items() if m}))
-    return Drawn(saving(artefact, lambda: _figure(shown, heats, undefined, about)), judge, cells, [m.source for m in found.values() if m])
+    cells: dict[str, dict[str, Origin]] = {
+        p.name: {p.metric: (m := found[p.name]) and m.source.file} for p in shown.panels
+    }
+    judge = partial(
+        judge_claim, artefact, about, look, trained({name: m.facts for name, m in found.items() if m})
+    )
+    return Drawn(
+        saving(artefact, lambda: _figure(shown, heats, undefined, about)),
+        judge,
+        cells,
+        [m.source for m in found.values() if m],
+    )
 
 
 def why_not(panel: GridPanel, frame: DataFrame) -> str:
-    """Why a panel's metric is not defined anywhere in its measurement; empty if it has a value, or is not measured."""
+    """Why a panel's metric is not defined anywhere in its measurement; empty if it has a value, or is not
+    measured."""
     why = along(frame, panel.run, panel.measure, panel.metric, panel.of)["why"]
     return why.iloc[0] if len(why) and all(why != "") else ""
 
@@ -98,22 +119,44 @@ def heat_of(spec: Grid, panel: GridPanel, frame: DataFrame) -> Heat:
     x, y = spec.cell.x, spec.cell.y
     rows = along(frame, panel.run, panel.measure, panel.metric, panel.of)
     at = [json.loads(place) for place in rows["at"]]
-    values = {(a[x], a[y]): v for a, v, why in zip(at, rows["value"], rows["why"], strict=True) if set(a) == {x, y} and not why}
+    values = {
+        (a[x], a[y]): v
+        for a, v, why in zip(at, rows["value"], rows["why"], strict=True)
+        if set(a) == {x, y} and not why
+    }
     if not values:
         other = frame[(frame["run"] == split(panel.run)[0]) & (frame["measure"] == panel.measure)]
-        have = sorted({f"{metric} by {' and '.join(json.loads(at)) or 'nothing'}" for metric, at in zip(other["metric"], other["at"], strict=True)})
+        have = sorted(
+            {
+                f"{metric} by {' and '.join(json.loads(at)) or 'nothing'}"
+                for metric, at in zip(other["metric"], other["at"], strict=True)
+            }
+        )
         where = next(iter(other["node"]), f"{panel.run} {panel.measure}")
         raise ValueError(f"{where}: no {panel.metric} by {x} and {y}; have {', '.join(have)}")
     undefined = {a[x] for a, why in zip(at, rows["why"], strict=True) if why and x in a}
     xs, ys = _ordered({x for x, _ in values} | undefined), _ordered({y for _, y in values})
-    lines = {axis: float(found["value"].iloc[0]) for axis, line in spec.lines.items() if len(found := select(frame, panel.run, panel.measure, line))}
+    lines = {
+        axis: float(found["value"].iloc[0])
+        for axis, line in spec.lines.items()
+        if len(found := select(frame, panel.run, panel.measure, line))
+    }
     heat = np.array([[panel.factor * values.get((x, y), np.nan) for x in xs] for y in ys])
-    return Heat(xs, ys, heat, {axis: value for axis, value in lines.items() if value}, {x: _marks(panel, frame, {spec.cell.x: x}) for x in xs})
+    return Heat(
+        xs,
+        ys,
+        heat,
+        {axis: value for axis, value in lines.items() if value},
+        {x: _marks(panel, frame, {spec.cell.x: x}) for x in xs},
+    )
 
 
 def _marks(panel: GridPanel, frame: DataFrame, at: Mapping[str, Scalar]) -> str:
     """The marks of the reasons why a place is not informative."""
-    told = [(mark, select(frame, panel.run, panel.measure, "not_informative", name, at)) for name, (mark, _) in NOT_INFORMATIVE.items()]
+    told = [
+        (mark, select(frame, panel.run, panel.measure, "not_informative", name, at))
+        for name, (mark, _) in NOT_INFORMATIVE.items()
+    ]
     return "".join(mark for mark, rows in told if any(rows["value"] > 0))
 
 
@@ -124,22 +167,39 @@ def _ordered(values: set[Scalar]) -> list[Scalar]:
 def _figure(spec: Grid, heats: Mapping[str, Heat], undefined: Mapping[str, str], about: About) -> Figure:
     beside = _beside(spec, heats)
     rows = -(-len(spec.panels) // beside)
-    tall = [max((len(heats[p.name].ys) for p in spec.panels[i * beside :][:beside] if p.name in heats), default=0) for i in range(rows)]
+    tall = [
+        max((len(heats[p.name].ys) for p in spec.panels[i * beside :][:beside] if p.name in heats), default=0)
+        for i in range(rows)
+    ]
     heights = [1.0 + max(1.5, 0.155 * min(n, 16)) for n in tall]
     figure = page(sum(heights), (f"{spec.label}: {spec.says}", about.where()), _caption(spec, heats, about))
     grid = figure.subplots(rows, beside, squeeze=False, height_ratios=heights)
-    norms, bars = _norms(spec, heats), dict[tuple[int, str], list[tuple[Axes, AxesImage]]]()  # those that share a colour bar
+    # those that share a colour bar
+    norms, bars = _norms(spec, heats), dict[tuple[int, str], list[tuple[Axes, AxesImage]]]()
     for i, (axis, panel) in enumerate(zip(grid.flat, spec.panels, strict=False)):
-        axis.set_title(textwrap.fill(panel.name, int(LETTERS * 0.8 * WIDTH / beside)), pad=10 if spec.lines else None)
-        axis.set(xlabel=_named(spec.cell.x) if i + beside >= len(spec.panels) else "", ylabel="" if i % beside else _named(spec.cell.y))
+        axis.set_title(
+            textwrap.fill(panel.name, int(LETTERS * 0.8 * WIDTH / beside)), pad=10 if spec.lines else None
+        )
+        axis.set(
+            xlabel=_named(spec.cell.x) if i + beside >= len(spec.panels) else "",
+            ylabel="" if i % beside else _named(spec.cell.y),
+        )
         if panel.name in heats:
             first = heats.get(spec.panels[i - i % beside].name)
             axis.tick_params(labelleft=not i % beside or first is None or first.ys != heats[panel.name].ys)
-            image = _heatmap(axis, panel, heats[panel.name], norms[_scale(spec, panel)], (WIDTH - BESIDE) / beside)
-            bars.setdefault((0 if spec.limits else i // beside, _scale(spec, panel)), []).append((axis, image))
+            image = _heatmap(
+                axis, panel, heats[panel.name], norms[_scale(spec, panel)], (WIDTH - BESIDE) / beside
+            )
+            bars.setdefault((0 if spec.limits else i // beside, _scale(spec, panel)), []).append(
+                (axis, image)
+            )
         else:
             axis.set(xticks=[], yticks=[])
-            words = textwrap.fill(f"{NOT_DEFINED}: {undefined[panel.name]}", 28) if panel.name in undefined else NOT_RUN
+            words = (
+                textwrap.fill(f"{NOT_DEFINED}: {undefined[panel.name]}", 28)
+                if panel.name in undefined
+                else NOT_RUN
+            )
             axis.text(0.5, 0.5, words, ha="center", va="center", transform=axis.transAxes, color="0.4")
     for axis in list(grid.flat)[len(spec.panels) :]:
         axis.set_axis_off()
@@ -151,7 +211,8 @@ def _figure(spec: Grid, heats: Mapping[str, Heat], undefined: Mapping[str, str],
 
 
 def _beside(spec: Grid, heats: Mapping[str, Heat]) -> int:
-    """How many panels stand in a row: as many as there is room for with their numbers, rather so many that no row has a gap."""
+    """How many panels stand in a row: as many as there is room for with their numbers, rather so many that no
+    row has a gap."""
     widest = max((len(heat.xs) for heat in heats.values() if _is_written(heat)), default=1)
     fit = [n for n in range(MOST_BESIDE, 1, -1) if (WIDTH - BESIDE) / n / widest >= CELL]
     whole = [n for n in fit if len(spec.panels) % n == 0]
@@ -169,8 +230,17 @@ def _caption(spec: Grid, heats: Mapping[str, Heat], about: About) -> list[str]:
     seen = {mark for heat in heats.values() for marks in heat.marks.values() for mark in marks}
     poor = ", ".join(f"{mark} {words}" for mark, words in NOT_INFORMATIVE.values() if mark in seen)
     hatched = "Hatched: no reading." if any(np.isnan(heat.values).any() for heat in heats.values()) else ""
-    clipped = "" if spec.limits or all(map(_is_written, heats.values())) else "Beyond the ends of a colour bar lies a hundredth of the values."
-    return [" ".join(filter(None, (lines and f"{lines}.", poor and f"Not informative: {poor}.", hatched, clipped))), about.demonstration or ""]
+    clipped = (
+        ""
+        if spec.limits or all(map(_is_written, heats.values()))
+        else "Beyond the ends of a colour bar lies a hundredth of the values."
+    )
+    return [
+        " ".join(
+            filter(None, (lines and f"{lines}.", poor and f"Not informative: {poor}.", hatched, clipped))
+        ),
+        about.demonstration or "",
+    ]
 
 
 def _named(axis: str) -> str:
@@ -179,30 +249,42 @@ def _named(axis: str) -> str:
 
 
 def _scale(spec: Grid, panel: GridPanel) -> str:
-    """What a colour bar is of: the metrics of all panels where the figure gives its ends, else the panel's."""
+    """What a colour bar is of: the metrics of all panels where the figure gives its ends, else the
+    panel's."""
     metrics = [p.metric for p in spec.panels] if spec.limits else [panel.metric]
-    return " or ".join(dict.fromkeys(BARS.get(m, m.replace("_", " ")) for m in metrics)) + (", %" if panel.unit == "percent" else "")
+    return " or ".join(dict.fromkeys(BARS.get(m, m.replace("_", " ")) for m in metrics)) + (
+        ", %" if panel.unit == "percent" else ""
+    )
 
 
 def _norms(spec: Grid, heats: Mapping[str, Heat]) -> dict[str, Normalize]:
-    """The colours of each scale, over all its panels; without numbers in the cells, a hundredth at either end has the colour of the end."""
+    """The colours of each scale, over all its panels; without numbers in the cells, a hundredth at either end
+    has the colour of the end."""
     norms: dict[str, Normalize] = {}
     for scale in {_scale(spec, panel) for panel in spec.panels}:
         own = [panel for panel in spec.panels if _scale(spec, panel) == scale]
-        log, shown = any(panel.log for panel in own), [heats[panel.name] for panel in own if panel.name in heats]
+        log, shown = (
+            any(panel.log for panel in own),
+            [heats[panel.name] for panel in own if panel.name in heats],
+        )
         finite = np.concatenate([np.zeros(0), *(heat.values.ravel() for heat in shown)])
         finite = finite[np.isfinite(finite) & ((finite > 0) | (not log))]
         ends = (0, 100) if all(map(_is_written, shown)) else (1, 99)
         low, high = spec.limits or (tuple(np.percentile(finite, ends)) if finite.size else (0.0, 1.0))
-        norms[scale] = LogNorm(low, high, clip=True) if log and 0 < low < high else Normalize(low, high, clip=True)
+        norms[scale] = (
+            LogNorm(low, high, clip=True) if log and 0 < low < high else Normalize(low, high, clip=True)
+        )
     return norms
 
 
 def _heatmap(axis: Axes, panel: GridPanel, heat: Heat, norm: Normalize, width: float) -> AxesImage:
-    """The values as colours in a panel of some inches, and as numbers where there is room for them; hatched where there is no reading."""
+    """The values as colours in a panel of some inches, and as numbers where there is room for them; hatched
+    where there is no reading."""
     axis.set_facecolor("0.9")
     axis.patch.set(hatch="///", edgecolor="0.7", linewidth=0)
-    image = axis.imshow(np.ma.masked_invalid(heat.values), norm=norm, cmap="viridis", aspect="auto", interpolation="nearest")
+    image = axis.imshow(
+        np.ma.masked_invalid(heat.values), norm=norm, cmap="viridis", aspect="auto", interpolation="nearest"
+    )
     for ruler, values, marks in ((axis.xaxis, heat.xs, heat.marks), (axis.yaxis, heat.ys, {})):
         step = -(-len(values) // 10)
         labels = [f"{_tick(value)}\n{marks.get(value, '')}".rstrip() for value in values[::step]]
@@ -212,18 +294,24 @@ def _heatmap(axis: Axes, panel: GridPanel, heat: Heat, norm: Normalize, width: f
         for (y, x), value in np.ndenumerate(heat.values):
             if np.isfinite(value):
                 dark = float(norm(value)) < 0.55
-                written = f"{value:.0f}" if panel.unit == "percent" else _digits(value, int(width / len(heat.xs) / DIGIT - 0.5))
+                written = (
+                    f"{value:.0f}"
+                    if panel.unit == "percent"
+                    else _digits(value, int(width / len(heat.xs) / DIGIT - 0.5))
+                )
                 axis.text(x, y, written, ha="center", va="center", color="white" if dark else "black")
     return image
 
 
 def _digits(value: float, room: int) -> str:
-    """A number with three significant digits, or with as many as there is room for; none where there is no room."""
+    """A number with three significant digits, or with as many as there is room for; none where there is no
+    room."""
     return next((text for digits in (3, 2, 1) if len(text := f"{value:.{digits}g}") <= room), "")
 
 
 def _bar(figure: Figure, axes: list[Axes], images: list[AxesImage], label: str) -> None:
-    """One colour bar beside the axes, for images that share a scale, with an arrow where a value is beyond its end."""
+    """One colour bar beside the axes, for images that share a scale, with an arrow where a value is beyond
+    its end."""
     norm = images[0].norm
     values = np.concatenate([np.ma.compressed(image.get_array()) for image in images])
     below, beyond = values.min() < norm.vmin, values.max() > norm.vmax
@@ -234,15 +322,22 @@ def _bar(figure: Figure, axes: list[Axes], images: list[AxesImage], label: str) 
         few = (norm.vmax or 1.0) < WIDE * (norm.vmin or 1.0)  # there would be one power of ten, or none
         bar.set_ticks(LogLocator(subs=(1, 2, 3, 5, 7) if few else (1,)), minor=False)
         bar.minorticks_off()
-        bar.ax.yaxis.set_major_formatter(FuncFormatter(lambda x, _: count(round(x)) if x >= 1000 else f"{x:g}"))
+        bar.ax.yaxis.set_major_formatter(
+            FuncFormatter(lambda x, _: count(round(x)) if x >= 1000 else f"{x:g}")
+        )
 
 
 def _mark(axis: Axes, heat: Heat) -> None:
-    """A mark at the upper or right edge, at the end of the cells of each value, beside the numbers and not over them."""
+    """A mark at the upper or right edge, at the end of the cells of each value, beside the numbers and not
+    over them."""
     for name, values in (("x", heat.xs), ("y", heat.ys)):
         if name in heat.lines:
             at = np.interp(heat.lines[name], [0.0, *values], np.arange(len(values) + 1) - 0.5)
-            place, coordinates = ((at, 1.0), axis.get_xaxis_transform()) if name == "x" else ((1.0, at), axis.get_yaxis_transform())
+            place, coordinates = (
+                ((at, 1.0), axis.get_xaxis_transform())
+                if name == "x"
+                else ((1.0, at), axis.get_yaxis_transform())
+            )
             shift = {"va": "bottom", "ha": "center"} if name == "x" else {"va": "center", "ha": "left"}
             axis.text(*place, EDGES[name], transform=coordinates, color="crimson", **shift)
 

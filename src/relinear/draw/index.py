@@ -1,4 +1,5 @@
-"""The index of all papers' tables and figures, `workflow/papers/README.md`: label, command, needs, minutes and status of each.
+"""The index of all papers' tables and figures, `workflow/papers/README.md`: label, command, needs, minutes
+and status of each.
 
 The page shows `page`, which relinear.draw.quote writes from the specs and the committed results.
 """
@@ -21,11 +22,22 @@ from relinear.plan.specs import Artefact, Paper, available, papers
 from relinear.plan.strict import WORKFLOW
 
 NOT_MEASURED = "not measured"
-COLUMNS = ("Label", "Shows", "Command", "Makes", "Needs", "Minutes", "Status", "Not run, and why", "Published beside it")
+COLUMNS = (
+    "Label",
+    "Shows",
+    "Command",
+    "Makes",
+    "Needs",
+    "Minutes",
+    "Status",
+    "Not run, and why",
+    "Published beside it",
+)
 
 
 def page(workflow: Path = WORKFLOW, reference: Path = WORKFLOW.parent / "results/reference") -> str:
-    """The tables of the index as Markdown. `reference`: the folder of committed results, `results/reference`."""
+    """The tables of the index as Markdown. `reference`: the folder of committed results,
+    `results/reference`."""
     artefacts = available(workflow / "papers")
     parts = []
     for folder, paper in papers(workflow / "papers").items():
@@ -62,32 +74,46 @@ def _row(artefact: Artefact, reference: Path) -> list[str]:
 
 
 def _needs(artefact: Artefact, device: str, reference: Path) -> str:
-    """What an artefact needs: its runs and the device that they were measured on, and the files of benchmarks with their devices."""
+    """What an artefact needs: its runs and the device that they were measured on, and the files of benchmarks
+    with their devices."""
     runs = list(dict.fromkeys(run for run, _ in artefact.reads()))
     shown = f"{', '.join(f'`{run}`' for run in runs)}{device and '; ' + device}" if runs else ""
-    return "; ".join(filter(None, (shown, *(f"`{file}`, measured on {_device_of(file, reference)}" for file in artefact.files()))))
+    return "; ".join(
+        filter(
+            None,
+            (shown, *(f"`{file}`, measured on {_device_of(file, reference)}" for file in artefact.files())),
+        )
+    )
 
 
 def _device_of(file: str, reference: Path) -> str:
     """The device of a benchmark: a CPU where the provenance of its committed rows names one, else a GPU."""
     provenance = reference / Path(file).relative_to("results").with_suffix(".provenance.json")
-    return "a CPU" if provenance.is_file() and "cpu" in json.loads(records.read_committed(provenance)) else "a GPU"
+    return (
+        "a CPU"
+        if provenance.is_file() and "cpu" in json.loads(records.read_committed(provenance))
+        else "a GPU"
+    )
 
 
 def _minutes(artefact: Artefact, reference: Path) -> tuple[str, str]:
-    """The minutes of all stages behind an artefact, and their device, in the first folder in which all its measurements are committed."""
+    """The minutes of all stages behind an artefact, and their device, in the first folder in which all its
+    measurements are committed."""
     for scale in _folders(reference) if artefact.reads() else ():
         folders = [reference / scale / "runs" / run / measure for run, measure in artefact.reads(scale)]
         if all(map(store.has, folders)):
             behind = records_behind(folders, reference / scale)
             devices = {record.get("hardware", {}).get("device", "cpu") for record in behind}
-            return f"{sum(record['wall_seconds'] for record in behind) / 60:.0f} ({scale})", "a GPU" if "cuda" in devices else "a CPU"
+            return (
+                f"{sum(record['wall_seconds'] for record in behind) / 60:.0f} ({scale})",
+                "a GPU" if "cuda" in devices else "a CPU",
+            )
     return NOT_MEASURED, ""
 
 
 def _folders(reference: Path) -> list[str]:
-    """Committed folders of runs, in the order in which minutes are looked up, which is that of scales, `mini` before `smollm2`, and of doses, a part
-    before the whole. Verdicts are looked up in reverse order."""
+    """Committed folders of runs, in the order in which minutes are looked up, which is that of scales, `mini`
+    before `smollm2`, and of doses, a part before the whole. Verdicts are looked up in reverse order."""
 
     def rank(name: str) -> tuple[str, float, str]:
         manifest = reference / name / MANIFEST
@@ -118,12 +144,17 @@ def records_behind(folders: list[Path], scale: Path) -> list[dict[str, Any]]:
 
 
 def _status(artefact: Artefact, reference: Path) -> str:
-    """The status of an artefact: the verdicts on its claims, or that it is drawn, or that it is not committed."""
+    """The status of an artefact: the verdicts on its claims, or that it is drawn, or that it is not
+    committed."""
     for where in _committed(artefact, reference):
         place, claims = where.relative_to(reference).parts[0], where.with_name(f"{where.name}.claims.csv")
         if artefact.spec.claims and claims.is_file():
             found = Counter(row["verdict"] for row in lines_of(claims))
-            counts = [f"{found[verdict]} {verdict.removesuffix(' at this scale')}" for verdict in get_args(Verdict) if found[verdict]]
+            counts = [
+                f"{found[verdict]} {verdict.removesuffix(' at this scale')}"
+                for verdict in get_args(Verdict)
+                if found[verdict]
+            ]
             return f"{', '.join(counts)} ({place})"
         if any(where.with_name(f"{where.name}.{suffix}").is_file() for suffix in ("csv", "png")):
             return f"drawn ({place})"

@@ -10,30 +10,65 @@ from relinear.plan.claims import Point
 from relinear.records import read_committed
 
 COLUMNS = (
-    "op", "provider", "shape", "B", "T", "H", "Hkv", "D", "F", "mode", "ms", "floor_ms", "gib", "first_call_s", "error", "valid", "note", "commit"
-)  # fmt: skip
+    "op",
+    "provider",
+    "shape",
+    "B",
+    "T",
+    "H",
+    "Hkv",
+    "D",
+    "F",
+    "mode",
+    "ms",
+    "floor_ms",
+    "gib",
+    "first_call_s",
+    "error",
+    "valid",
+    "note",
+    "commit",
+)
 OURS, CHUNKED, FULL, SOFTMAX = "relinear", "torch chunked", "SDPA causal", "softmax attention"
-HEAD = ("op", "shape", "mode", "ms", "over its floor", "fastest peer", "its ms", "ours is faster", "softmax attention, ms", "faster than softmax")
+HEAD = (
+    "op",
+    "shape",
+    "mode",
+    "ms",
+    "over its floor",
+    "fastest peer",
+    "its ms",
+    "ours is faster",
+    "softmax attention, ms",
+    "faster than softmax",
+)
 Rows = list[dict[str, str]]
 
 
 def read(path: Path) -> Rows:
-    """The rows that have a time and no wrong output. Rows from before there was a column `commit` have an empty one."""
+    """The rows that have a time and no wrong output. Rows from before there was a column `commit` have an
+    empty one."""
     rows = csv.DictReader(read_committed(path).splitlines())
     return [{"commit": "", **row} for row in rows if row["ms"] and row["valid"] in ("", "True")]
 
 
 def look_at(path: Path, shape: Mapping[str, str], names: Mapping[str, tuple[str, str]]) -> Look:
-    """The function by which claims read rows of a shape. `names`: a row's name in a point -> its op and provider.
+    """The function by which claims read rows of a shape. `names`: a row's name in a point -> its op and
+    provider.
 
-    Times are medians of many replays, whose spread is far below the bounds, so they are compared without errors.
+    Times are medians of many replays, whose spread is far below the bounds, so they are compared without
+    errors.
     """
     rows = [row for row in read(path) if all(row[column] == value for column, value in shape.items())]
 
     def look(point: Point) -> Value | str:
         if point.row not in names:
             return f"no row {point.row}; have {', '.join(names)}"
-        where = {"op": names[point.row][0], "provider": names[point.row][1], **{key: str(value) for key, value in point.at.items()}}
+        where = {
+            "op": names[point.row][0],
+            "provider": names[point.row][1],
+            **{key: str(value) for key, value in point.at.items()},
+        }
         name = " at ".join(filter(None, (point.row, point.place)))
         found = next((row for row in rows if all(row[key] == value for key, value in where.items())), None)
         if found is None or not found[point.column or "ms"]:
@@ -44,9 +79,11 @@ def look_at(path: Path, shape: Mapping[str, str], names: Mapping[str, tuple[str,
 
 
 def newest(*sessions: Rows) -> Rows:
-    """The rows of several sessions of one GPU, latest first. Of an op at a shape and in a mode only the first session that measured it counts.
+    """The rows of several sessions of one GPU, latest first. Of an op at a shape and in a mode only the first
+    session that measured it counts.
 
-    So a time of ours, its peers' and softmax attention's are compared within a session wherever one has them all.
+    So a time of ours, its peers' and softmax attention's are compared within a session wherever one has them
+    all.
     """
     place = lambda row: (row["op"], row["shape"], row["mode"])  # noqa: E731
     counts = {place(row): i for i, rows in reversed(list(enumerate(sessions))) for row in rows}
@@ -60,9 +97,11 @@ def earlier(row: dict[str, str], rows: Sequence[dict[str, str]]) -> bool:
 
 
 def ratios(rows: Rows) -> str:
-    """Markdown: each row of ours over its floor, beside its fastest peer and full softmax attention; then what has no form of ours.
+    """Markdown: each row of ours over its floor, beside its fastest peer and full softmax attention; then
+    what has no form of ours.
 
-    The torch forms of ours are no peers. Where softmax attention of the same shape was measured, decoding is held against one token of it.
+    The torch forms of ours are no peers. Where softmax attention of the same shape was measured, decoding is
+    held against one token of it.
     """
     table = markdown(HEAD, compare(rows), align="left")
     ours = {row["op"] for row in rows if row["provider"] == OURS}
@@ -70,11 +109,21 @@ def ratios(rows: Rows) -> str:
     scales = markdown(HEAD[:5], [[_name(row, rows), *_time(row)] for row in scale], align="left")
     marks = {
         "\\*": (any(earlier(row, rows) for row in rows), "measured at another commit than most rows"),
-        "+": (any(row["commit"].endswith("+") for row in rows), "measured in a tree with uncommitted changes"),
-        "\u2020": (any("launched" in row["note"] for row in rows), "kernel by kernel: launches cost what they cost there"),
+        "+": (
+            any(row["commit"].endswith("+") for row in rows),
+            "measured in a tree with uncommitted changes",
+        ),
+        "\u2020": (
+            any("launched" in row["note"] for row in rows),
+            "kernel by kernel: launches cost what they cost there",
+        ),
     }
     notes = "".join(f"\n{mark} {meaning}  " for mark, (true, meaning) in marks.items() if true)
-    return f"{table}\n\nFor scale, operations that have no kernel of ours:\n\n{scales}\n" + notes + "\n" * bool(notes)
+    return (
+        f"{table}\n\nFor scale, operations that have no kernel of ours:\n\n{scales}\n"
+        + notes
+        + "\n" * bool(notes)
+    )
 
 
 def compare(rows: Rows) -> list[list[str]]:
@@ -85,11 +134,22 @@ def compare(rows: Rows) -> list[list[str]]:
 
 def _cells(row: dict[str, str], rows: Rows, softmax: dict[tuple[str, str], dict[str, str]]) -> list[str]:
     """A row of ours: its time, its fastest peer, and softmax attention."""
-    ms, peers = float(row["ms"]), [r for r in rows if r["provider"] not in (OURS, CHUNKED) and all(r[c] == row[c] for c in ("op", "shape", "mode"))]
+    ms, peers = (
+        float(row["ms"]),
+        [
+            r
+            for r in rows
+            if r["provider"] not in (OURS, CHUNKED) and all(r[c] == row[c] for c in ("op", "shape", "mode"))
+        ],
+    )
     cells = [row["op"] + _mark(row, rows), *_time(row), "", "", "", "", ""]
     if peers:
         best = min(peers, key=lambda r: float(r["ms"]))
-        cells[5:8] = [best["provider"] + _mark(best, rows), f"{float(best['ms']):.4g}", f"{float(best['ms']) / ms:.2f}x"]
+        cells[5:8] = [
+            best["provider"] + _mark(best, rows),
+            f"{float(best['ms']):.4g}",
+            f"{float(best['ms']) / ms:.2f}x",
+        ]
     if full := softmax.get((row["shape"], row["mode"])):
         cells[8:] = [f"{float(full['ms']):.4g}" + _mark(full, rows), f"{float(full['ms']) / ms:.2f}x"]
     return cells
@@ -98,7 +158,12 @@ def _cells(row: dict[str, str], rows: Rows, softmax: dict[tuple[str, str], dict[
 def _time(row: dict[str, str]) -> list[str]:
     """Shape, mode, milliseconds and how many times the floor they are."""
     once = "\u2020" if "launched" in row["note"] else ""
-    return [row["shape"], row["mode"], f"{float(row['ms']):.4g}{once}", f"{float(row['ms']) / float(row['floor_ms']):.2f}x"]
+    return [
+        row["shape"],
+        row["mode"],
+        f"{float(row['ms']):.4g}{once}",
+        f"{float(row['ms']) / float(row['floor_ms']):.2f}x",
+    ]
 
 
 def _name(row: dict[str, str], rows: Rows) -> str:

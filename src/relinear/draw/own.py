@@ -1,7 +1,8 @@
 """Tables and figures that a file beside their spec draws.
 
-The file has `figure(spec, measured, about)`, which returns a matplotlib figure, or `draw(spec, measured, about, out)`, which returns the paths that
-it wrote. If its claims are about a benchmark, it also has `look(spec, about)`, which returns the function that finds a number at a point.
+The file has `figure(spec, measured, about)`, which returns a matplotlib figure, or `draw(spec, measured,
+about, out)`, which returns the paths that it wrote. If its claims are about a benchmark, it also has
+`look(spec, about)`, which returns the function that finds a number at a point.
 """
 
 import importlib.util
@@ -26,14 +27,19 @@ def drawn(artefact: Artefact, measured: Measurements, about: About) -> Drawn:
     Raises ValueError where the file has no `draw`, or draws other files than the spec says.
     """
     spec: Own | Any = artefact.spec
-    script = load(artefact.file.with_suffix(".py"), "draw(spec, measured, about, out)", "figure(spec, measured, about)")
+    script = load(
+        artefact.file.with_suffix(".py"), "draw(spec, measured, about, out)", "figure(spec, measured, about)"
+    )
 
     @styled
     def write(out: Path, _: Any) -> None:
         made = [out / f"{artefact.stem}.{suffix}" for suffix in spec.makes]
         got = script.draw(spec, measured, about, out)
         if sorted(got) != sorted(made) or not all(path.is_file() for path in made):
-            raise ValueError(f"{artefact.stem}.py drew {', '.join(sorted(p.name for p in got)) or 'nothing'}; {artefact.path} makes {spec.makes}")
+            raise ValueError(
+                f"{artefact.stem}.py drew {', '.join(sorted(p.name for p in got)) or 'nothing'};"
+                f" {artefact.path} makes {spec.makes}"
+            )
 
     def look(point: Point) -> Value | str:
         if why := disagree(measured, point.row):
@@ -51,14 +57,17 @@ def drawn(artefact: Artefact, measured: Measurements, about: About) -> Drawn:
     if hasattr(script, "look"):  # benchmarks are of no scale
         judge = partial(judge_claim, artefact, about, script.look(spec, about), {}, of_scale=False)
     else:
-        judge = partial(judge_claim, artefact, about, look, trained({run: m.facts for (run, _), m in found.items() if m}))
+        judge = partial(
+            judge_claim, artefact, about, look, trained({run: m.facts for (run, _), m in found.items() if m})
+        )
     if hasattr(script, "figure"):
         write = saving(artefact, lambda: script.figure(spec, measured, about))
     return Drawn(write, judge, cells, [m.source for m in found.values() if m], files)
 
 
 def load(file: Path, *has: str) -> Any:
-    """The module that a file is. Raises ValueError if it has none of the functions `has`, such as `draw(spec, measured, about, out)`."""
+    """The module that a file is. Raises ValueError if it has none of the functions `has`, such as `draw(spec,
+    measured, about, out)`."""
     described = importlib.util.spec_from_file_location(f"{file.parent.name}_{file.stem}", file)
     if described is None or described.loader is None:
         raise ValueError(f"{file} is no Python file")

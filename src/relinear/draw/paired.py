@@ -1,8 +1,9 @@
-"""The influence of each item on a number, by which two numbers that were measured on the same items are compared as a paired difference.
+"""The influence of each item on a number, by which two numbers that were measured on the same items are
+compared as a paired difference.
 
-A pull is an item's influence: how far it moves the number. The squares of all pulls sum to the square of the standard error,
-for a mean over items and for a perplexity over documents. The error of a paired difference is the root of the sum of squares
-of the differences of pulls.
+A pull is an item's influence: how far it moves the number. The squares of all pulls sum to the square of the
+standard error, for a mean over items and for a perplexity over documents. The error of a paired difference is
+the root of the sum of squares of the differences of pulls.
 """
 
 import functools
@@ -25,15 +26,19 @@ WHICH = ("set", "length", "pairs", "distance", "key", "value", "keys", "asked")
 PLAIN = ("nats", "f1", "contains", "acc", "balanced_acc", "gain", "rouge1", "rouge2", "rougeL")
 ALL_SETS = "answers"  # the object of a reading over all sets of questions
 
-# Metric of documents -> the sums whose signed total, divided by the tokens, is the metric or (True) its logarithm.
+# Metric of documents -> the sums whose signed total, divided by the tokens, is the metric or (True) its
+# logarithm.
 TERMS: Mapping[str, tuple[Mapping[str, int], bool]] = {
-    "perplexity": ({"loss": 1}, True), "perplexity_ratio": ({"loss": 1, "teacher_loss": -1}, True), "kl": ({"kl": 1}, False),
+    "perplexity": ({"loss": 1}, True),
+    "perplexity_ratio": ({"loss": 1, "teacher_loss": -1}, True),
+    "kl": ({"kl": 1}, False),
     "top1": ({"top1": 1}, False),
-}  # fmt: skip
+}
 
 
 class Pulls(NamedTuple):
-    """The pull of each item on a number, in the number's unit, and the item's outcome: a score, or nats a token of a document."""
+    """The pull of each item on a number, in the number's unit, and the item's outcome: a score, or nats a
+    token of a document."""
 
     items: tuple[Hashable, ...]
     pulls: tuple[float, ...]
@@ -52,17 +57,21 @@ class Pulls(NamedTuple):
 def minus(left: Pulls | None, right: Pulls | None) -> Pulls | None:
     """The pulls on a difference, and the differences of outcomes.
 
-    Returns None if the items differ, or if both sides score every item alike: the sample then gives no estimate of the
-    variance.
+    Returns None if the items differ, or if both sides score every item alike: the sample then gives no
+    estimate of the variance.
     """
     if left is None or right is None or left.items != right.items:
         return None
-    pulls, outcomes = (tuple(a - b for a, b in zip(*both, strict=True)) for both in ((left.pulls, right.pulls), (left.outcomes, right.outcomes)))
+    pulls, outcomes = (
+        tuple(a - b for a, b in zip(*both, strict=True))
+        for both in ((left.pulls, right.pulls), (left.outcomes, right.outcomes))
+    )
     return Pulls(left.items, pulls, outcomes) if any(pulls) else None
 
 
 def mean(parts: Sequence[Pulls | None]) -> Pulls | None:
-    """The pulls on a mean of numbers: of several trainings on the same items, or of columns without a common item; else None."""
+    """The pulls on a mean of numbers: of several trainings on the same items, or of columns without a common
+    item; else None."""
     known = [part for part in parts if part is not None]
     if len(known) < len(parts) or not known:
         return None
@@ -73,26 +82,38 @@ def mean(parts: Sequence[Pulls | None]) -> Pulls | None:
         )
         return Pulls(known[0].items, pulls, outcomes)
     items = _shared(tuple(item for part in known for item in part.items))
-    pulls, outcomes = tuple(pull / len(known) for part in known for pull in part.pulls), tuple(x for part in known for x in part.outcomes)
+    pulls, outcomes = (
+        tuple(pull / len(known) for part in known for pull in part.pulls),
+        tuple(x for part in known for x in part.outcomes),
+    )
     return Pulls(items, pulls, outcomes) if len(set(items)) == len(items) else None
 
 
 def pulls_of(found: Measured, reading: Reading) -> Pulls | None:
-    """The pulls on a reading, in its own unit; None if its measurement kept no items, or not the items of the reading."""
+    """The pulls on a reading, in its own unit; None if its measurement kept no items, or not the items of the
+    reading."""
     if reading.value is None or (kept := _kept(found.folder, found.source.metrics_sha256)) is None:
         return None
-    outcomes = _of_documents(kept.rows, reading) if kept.documents else _of_windows(kept.rows, reading) if kept.windows else _of_items(kept, reading)
+    outcomes = (
+        _of_documents(kept.rows, reading)
+        if kept.documents
+        else _of_windows(kept.rows, reading)
+        if kept.windows
+        else _of_items(kept, reading)
+    )
     return outcomes and outcomes._replace(items=_shared(outcomes.items))
 
 
 def scale_pulls(found: Measured, reading: Reading, unit: float) -> Callable[[], Pulls | None]:
-    """A function that gives the pulls on a reading in another unit, such as percent. It reads the items once, when it is called."""
+    """A function that gives the pulls on a reading in another unit, such as percent. It reads the items once,
+    when it is called."""
     return functools.cache(lambda: (pulls := pulls_of(found, reading)) and pulls.times(unit))
 
 
 @functools.cache
 def _shared(items: tuple[Hashable, ...]) -> tuple[Hashable, ...]:
-    """One tuple for all runs that were measured on the same items, so that two of them are compared by identity."""
+    """One tuple for all runs that were measured on the same items, so that two of them are compared by
+    identity."""
     return items
 
 
@@ -130,18 +151,36 @@ def _kept(folder: Path, _: str) -> Kept | None:
 
 
 def _which(row: Mapping[str, Any]) -> Hashable:
-    names = (*WHICH, "item") if "set" in row else WHICH  # other rows are numbered in the order in which the model was asked
-    return tuple(tuple(value) if isinstance(value, list) else value for name in names if (value := row.get(name)) is not None)
+    # other rows are numbered in the order in which the model was asked
+    names = (*WHICH, "item") if "set" in row else WHICH
+    return tuple(
+        tuple(value) if isinstance(value, list) else value
+        for name in names
+        if (value := row.get(name)) is not None
+    )
 
 
 def _of_items(kept: Kept, reading: Reading) -> Pulls | None:
-    """The pulls on a reading over items: those that the items themselves give, or those on a mean, where the reading is the mean of these items."""
+    """The pulls on a reading over items: those that the items themselves give, or those on a mean, where the
+    reading is the mean of these items."""
     if kept.rows and reading.metric in kept.rows[0].get("pulls", {}):
-        return Pulls(*zip(*(((reading.of, row["item"]), row["pulls"][reading.metric], row["outcome"]) for row in kept.rows), strict=True))
+        return Pulls(
+            *zip(
+                *(
+                    ((reading.of, row["item"]), row["pulls"][reading.metric], row["outcome"])
+                    for row in kept.rows
+                ),
+                strict=True,
+            )
+        )
     values, alike = dict(kept.tasks.get((reading.of, reading.metric), {})), Counter[Hashable]()
     for row in kept.rows:
         own = row.get("set") in (None, reading.of) or reading.of == ALL_SETS
-        if own and all(_at(row, axis, place) for axis, place in reading.at.items()) and (value := _outcome(row, reading.metric)) is not None:
+        if (
+            own
+            and all(_at(row, axis, place) for axis, place in reading.at.items())
+            and (value := _outcome(row, reading.metric)) is not None
+        ):
             which = _which(row)
             alike[which] += 1  # a drawn item can come twice
             values[which, alike[which]] = value
@@ -149,7 +188,9 @@ def _of_items(kept: Kept, reading: Reading) -> Pulls | None:
     if n < 2 or n != reading.n or not _same(centre := math.fsum(values.values()) / n, reading.value):
         return None
     spread = math.sqrt(1 / (n * (n - 1)))
-    return Pulls(tuple(values), tuple(spread * (value - centre) for value in values.values()), tuple(values.values()))
+    return Pulls(
+        tuple(values), tuple(spread * (value - centre) for value in values.values()), tuple(values.values())
+    )
 
 
 def _at(row: Mapping[str, Any], axis: str, place: int | float | str) -> bool:
@@ -158,7 +199,8 @@ def _at(row: Mapping[str, Any], axis: str, place: int | float | str) -> bool:
 
 
 def _outcome(row: Mapping[str, Any], metric: str) -> float | None:
-    """An item's value of a metric that is the mean over needles, pairs or answers. None for any other metric, and for a row without a value."""
+    """An item's value of a metric that is the mean over needles, pairs or answers. None for any other metric,
+    and for a row without a value."""
     if metric == "exact_match" and "exact" in row:
         return float(row["exact"])
     if metric == "choice" and "chosen" in row:
@@ -173,7 +215,8 @@ def _outcome(row: Mapping[str, Any], metric: str) -> float | None:
 
 
 def _of_documents(rows: Sequence[Mapping[str, Any]], reading: Reading) -> Pulls | None:
-    """The pulls on a mean per token over documents, or on its exponential. None where the reading is not the mean of these documents."""
+    """The pulls on a mean per token over documents, or on its exponential. None where the reading is not the
+    mean of these documents."""
     if reading.metric not in TERMS:
         return None
     terms, exponential = TERMS[reading.metric]
@@ -190,16 +233,25 @@ def _of_documents(rows: Sequence[Mapping[str, Any]], reading: Reading) -> Pulls 
 
 
 def _of_windows(rows: Sequence[Mapping[str, Any]], reading: Reading) -> Pulls | None:
-    """The pulls of windows on the perplexity of a stream. None where the reading is of other windows. A window without tokens has no pull."""
+    """The pulls of windows on the perplexity of a stream. None where the reading is of other windows. A
+    window without tokens has no pull."""
     if reading.metric != "perplexity" or sum(row["tokens"] for row in rows) != reading.n:
         return None
-    return _of_sums({(row["window"], row["sha256"]): (row["loss"], row["tokens"]) for row in rows if row["tokens"]}, reading, True, len(rows))
+    return _of_sums(
+        {(row["window"], row["sha256"]): (row["loss"], row["tokens"]) for row in rows if row["tokens"]},
+        reading,
+        True,
+        len(rows),
+    )
 
 
-def _of_sums(sums: Mapping[Hashable, Sequence[float]], reading: Reading, exponential: bool, blocks: int | None = None) -> Pulls | None:
+def _of_sums(
+    sums: Mapping[Hashable, Sequence[float]], reading: Reading, exponential: bool, blocks: int | None = None
+) -> Pulls | None:
     """The pulls on a mean per token, or on its exponential. None where that is not the reading.
 
-    `sums`: document or window -> the sum over its tokens, and how many they are. `blocks`: how many were drawn, where some have no token.
+    `sums`: document or window -> the sum over its tokens, and how many they are. `blocks`: how many were
+    drawn, where some have no token.
     """
     n, tokens = blocks or len(sums), math.fsum(count for _, count in sums.values())
     if n < 2:
@@ -210,7 +262,11 @@ def _of_sums(sums: Mapping[Hashable, Sequence[float]], reading: Reading, exponen
         return None
     spread = math.sqrt(n / (n - 1)) / tokens * (value if exponential else 1.0)
     items = tuple((block, count) for block, (_, count) in sums.items())
-    return Pulls(items, tuple(spread * (total - count * centre) for total, count in sums.values()), tuple(s / c for s, c in sums.values()))
+    return Pulls(
+        items,
+        tuple(spread * (total - count * centre) for total, count in sums.values()),
+        tuple(s / c for s, c in sums.values()),
+    )
 
 
 def _same(ours: float, read: float | None) -> bool:

@@ -1,6 +1,7 @@
 """Tables that a file beside their spec draws as a picture.
 
-The file has `figure(spec, rows, about)`, which returns a matplotlib figure of the table's rows (`relinear.draw.cells.Row`).
+The file has `figure(spec, rows, about)`, which returns a matplotlib figure of the table's rows
+(`relinear.draw.cells.Row`).
 """
 
 from relinear.draw import About, Measurements, table

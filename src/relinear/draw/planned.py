@@ -1,4 +1,5 @@
-"""Drawing a table or figure: for a plan from its finished measurements, for committed results from their records."""
+"""Drawing a table or figure: for a plan from its finished measurements, for committed results from their
+records."""
 
 import fcntl
 import os
@@ -25,18 +26,19 @@ from relinear.stages.measure import of_shape
 
 
 def draw_planned(plan: Plan, artefact: Artefact, finished: bool = False) -> list[Path]:
-    """Draw an artefact into the plan's folder for it, with a record of the files; measurements that are not finished, or left out at the scale, are
-    `not run`.
+    """Draw an artefact into the plan's folder for it, with a record of the files; measurements that are not
+    finished, or left out at the scale, are `not run`.
 
-    A measurement of which a file is not what its record says counts as not finished. With `finished`, UserError says which are not finished, and the
-    next command of Snakemake makes them again.
+    A measurement of which a file is not what its record says counts as not finished. With `finished`,
+    UserError says which are not finished, and the next command of Snakemake makes them again.
     """
     nodes = plan.reads(artefact)
     measured = {address: _measured(plan, node, address, finished) for address, node in nodes.items()}
     if finished and (missing := [node for address, node in nodes.items() if measured[address] is None]):
         raise UserError(
-            f"{artefact.name}: {len(missing)} of {len(nodes)} measurements are not finished as this plan would make them: "
-            f"{', '.join(map(str, missing[:3]))}{', ...' if len(missing) > 3 else ''}; run `relinear {missing[0]} {plan.node_options()}`"
+            f"{artefact.name}: {len(missing)} of {len(nodes)} measurements are not finished as this plan"
+            f" would make them: {', '.join(map(str, missing[:3]))}{', ...' if len(missing) > 3 else ''}; run"
+            f" `relinear {missing[0]} {plan.node_options()}`"
         )
     measured |= {address: None for address in artefact.reads() if address not in nodes}
     written = _draw(plan, artefact, measured, plan.out(artefact), make)
@@ -45,40 +47,62 @@ def draw_planned(plan: Plan, artefact: Artefact, finished: bool = False) -> list
     return written
 
 
-def _draw(plan: Plan, artefact: Artefact, measured: Measurements, out: Path, how: Callable[..., list[Path]]) -> list[Path]:
-    """The files that `how` writes of an artefact into the folder `out`. Raises BrokenError for a committed input that is not as it was committed."""
+def _draw(
+    plan: Plan, artefact: Artefact, measured: Measurements, out: Path, how: Callable[..., list[Path]]
+) -> list[Path]:
+    """The files that `how` writes of an artefact into the folder `out`. Raises BrokenError for a committed
+    input that is not as it was committed."""
     files = dict(zip(artefact.files(), map(Path, plan.files(artefact)), strict=True))
     for path in files.values():
         records.require_committed(path)
-    return how(artefact, measured, _about(plan, artefact)._replace(files=files, forms=forms_of(measured)), out)
+    return how(
+        artefact, measured, _about(plan, artefact)._replace(files=files, forms=forms_of(measured)), out
+    )
 
 
 def _about(plan: Plan, artefact: Artefact) -> About:
-    """The facts that a table or figure states about its scale: the models that its runs begin with, and the data that stand in."""
+    """The facts that a table or figure states about its scale: the models that its runs begin with, and the
+    data that stand in."""
     models = dict.fromkeys(plan.run(plan.name(run)).model for run, _ in artefact.reads())
     warnings = [plan.config.demonstration, changes(plan, artefact)]
     names = {measure: plan.measures[measure].data for _, measure in artefact.reads() if measure != GATE}
     return About(
-        scale=plan.scale, budget=plan.budget, seed=plan.seed, teacher=", ".join(models) or None,
+        scale=plan.scale,
+        budget=plan.budget,
+        seed=plan.seed,
+        teacher=", ".join(models) or None,
         kind="model" if any(plan.models[model].init == "random" for model in models) else "teacher",
-        demonstration=" ".join(filter(None, warnings)) or None, nothing_to_judge=plan.config.nothing_to_judge,
-        data={measure: plan.stand_in("data", name) for measure, name in names.items() if name is not None}, own_data=_own_data(plan, artefact),
-        undefined=plan.undefined(artefact), spreads=spreads.committed(),
+        demonstration=" ".join(filter(None, warnings)) or None,
+        nothing_to_judge=plan.config.nothing_to_judge,
+        data={measure: plan.stand_in("data", name) for measure, name in names.items() if name is not None},
+        own_data=_own_data(plan, artefact),
+        undefined=plan.undefined(artefact),
+        spreads=spreads.committed(),
         of_shape=[measure for measure in names if of_shape(plan.measures[measure])],
-    )  # fmt: skip
+    )
 
 
 def changes(plan: Plan, artefact: Artefact) -> str | None:
-    """How the scale changes the recipes of the runs that an artefact shows: raised learning rates, shorter sequences. None if it changes none."""
-    runs = dict.fromkeys(plan.name(run) for run, measure in artefact.reads() if not of_shape(plan.measures[measure]))
+    """How the scale changes the recipes of the runs that an artefact shows: raised learning rates, shorter
+    sequences. None if it changes none."""
+    runs = dict.fromkeys(
+        plan.name(run) for run, measure in artefact.reads() if not of_shape(plan.measures[measure])
+    )
     steps = dict.fromkeys(step for run in runs for link in plan.chain(run) for step in link.steps)
     works = {step: plan.work(step) for step in steps}
     raised = {(step.stage, work.raised) for step, work in works.items() if work.raised is not None}
-    cut = {(work.shortened, work.settings["budget"]["seq_len"], step.stage) for step, work in works.items() if work.shortened}
+    cut = {
+        (work.shortened, work.settings["budget"]["seq_len"], step.stage)
+        for step, work in works.items()
+        if work.shortened
+    }
     said = []
     if raised:
         rates = " and ".join(f"{floor:g} ({stage})" for stage, floor in sorted(raised))
-        said.append(f"This scale raises learning rates to at least {rates}: it compares methods, not the papers' recipes.")
+        said.append(
+            f"This scale raises learning rates to at least {rates}: it compares methods, not the papers'"
+            " recipes."
+        )
     for asked in sorted({asked for asked, _, _ in cut}):
         had = " and ".join(f"{tokens} ({stage})" for of, tokens, stage in sorted(cut) if of == asked)
         said.append(f"It cuts training sequences of {asked} tokens to {had}.")
@@ -88,15 +112,19 @@ def changes(plan: Plan, artefact: Artefact) -> str | None:
 def _own_data(plan: Plan, artefact: Artefact) -> dict[str, str]:
     """The data of each column of a table whose runs' models have the vocabulary of one data set alone."""
     lines = artefact.spec.lines if isinstance(artefact.spec, Table) else ()
-    runs = {column: cell.run for line in lines for column, cell in line.cells.items() if isinstance(cell, Address)}
+    runs = {
+        column: cell.run for line in lines for column, cell in line.cells.items() if isinstance(cell, Address)
+    }
     own = {column: plan.models[plan.run(plan.name(run)).model].data for column, run in runs.items()}
     return {column: data for column, data in own.items() if data is not None}
 
 
 def _measured(plan: Plan, node: Node, address: tuple[str, str], put_aside: bool) -> Measured | None:
-    """A finished measurement under the names that the spec has for it. Raises ValueError where the record is of another node.
+    """A finished measurement under the names that the spec has for it. Raises ValueError where the record is
+    of another node.
 
-    None where `measured_in` does not believe it, which one line on stderr says; `put_aside`: the record is put aside, too.
+    None where `measured_in` does not believe it, which one line on stderr says; `put_aside`: the record is
+    put aside, too.
     """
     if (folder := plan.finished(node)) is None:
         return None
@@ -108,38 +136,56 @@ def _measured(plan: Plan, node: Node, address: tuple[str, str], put_aside: bool)
             records.put_aside(folder)
         return None
     if (found.run, found.measure) != (node.name, node.part):
-        raise ValueError(f"{found.source.file} is of {found.run} {found.measure}, expected {node.name} {node.part}")
+        raise ValueError(
+            f"{found.source.file} is of {found.run} {found.measure}, expected {node.name} {node.part}"
+        )
     return found._replace(run=address[0], measure=address[1])
 
 
 def draw_committed(folder: Path, artefact: Artefact, claims: bool = False) -> list[Path]:
-    """Draw a table or figure into `<folder>/<paper>/` and name its files in the folder's manifest; returns them.
+    """Draw a table or figure into `<folder>/<paper>/` and name its files in the folder's manifest; returns
+    them.
 
-    A run that the folder does not have is `not run`. A benchmark's folder has no manifest and no runs: a figure of its rows is drawn from these
-    alone. Raises UserError where the folder has none of the runs or not the rows, where it is no committed folder, and for a figure of attention
-    weights, which no folder keeps. With `claims` the verdicts alone are written, which need no weights; UserError where the artefact has no claims.
+    A run that the folder does not have is `not run`. A benchmark's folder has no manifest and no runs: a
+    figure of its rows is drawn from these alone. Raises UserError where the folder has none of the runs or
+    not the rows, where it is no committed folder, and for a figure of attention weights, which no folder
+    keeps. With `claims` the verdicts alone are written, which need no weights; UserError where the artefact
+    has no claims.
     """
     manifest, how, out = folder / MANIFEST, verdicts if claims else make, folder / artefact.paper
     if artefact.files() and not manifest.is_file():
         files = {name: folder / Path(name).name for name in artefact.files()}
         if missing := [path for path in files.values() if not path.is_file()]:
-            raise UserError(f"{missing[0]} is missing: {artefact.name} is drawn from it{_elsewhere(folder, artefact)}")
+            raise UserError(
+                f"{missing[0]} is missing: {artefact.name} is drawn from it{_elsewhere(folder, artefact)}"
+            )
         return _small(how(artefact, {}, About(scale="", files=files), out))
     if not manifest.is_file():
-        raise UserError(f"{folder} has no {MANIFEST}: it is no folder of committed results{_elsewhere(folder, artefact)}")
+        raise UserError(
+            f"{folder} has no {MANIFEST}: it is no folder of committed results{_elsewhere(folder, artefact)}"
+        )
     scale = records.read_manifest(manifest)["scale"]
     measured = _all(folder, artefact.reads())
     if not any(measured.values()):
         have = ", ".join(store.runs(folder))
-        lacks = f"none of the runs of {artefact.name}; have {have}" if artefact.reads() else f"not what {artefact.name} is drawn from"
+        lacks = (
+            f"none of the runs of {artefact.name}; have {have}"
+            if artefact.reads()
+            else f"not what {artefact.name} is drawn from"
+        )
         raise UserError(f"{folder} has {lacks}{_elsewhere(folder, artefact)}")
     if (found := ROOT.fullmatch(scale)) is None:
-        raise UserError(f"{manifest} names the results {scale!r}; possible: <scale>, with -x<budget> and -seed<n> where they are not 1 and 0")
+        raise UserError(
+            f"{manifest} names the results {scale!r}; possible: <scale>, with -x<budget> and -seed<n> where"
+            " they are not 1 and 0"
+        )
     plan = Plan(scale=found["scale"], budget=float(found["budget"] or 1), seed=int(found["seed"] or 0))
     try:
         written = _small(_draw(plan, artefact, measured, out, how))
     except FileNotFoundError as error:
-        command = f"relinear draw {artefact.paper} {artefact.stem} --scale {plan.scale} --budget {plan.budget:g}"
+        command = (
+            f"relinear draw {artefact.paper} {artefact.stem} --scale {plan.scale} --budget {plan.budget:g}"
+        )
         alone = "; its verdicts alone: the same with --claims" * bool(artefact.spec.claims)
         raise UserError(f"{artefact.name}: {error}; where they were measured: {command}{alone}") from None
     with _alone(folder):  # what was drawn meanwhile stays in the manifest
@@ -162,10 +208,17 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def _elsewhere(folder: Path, artefact: Artefact) -> str:
-    """For an error: the folders beside a folder or in it that have a run or a file that the artefact is drawn from; nothing where there are none."""
+    """For an error: the folders beside a folder or in it that have a run or a file that the artefact is drawn
+    from; nothing where there are none."""
     runs, files = {run for run, _ in artefact.reads()}, [Path(name).name for name in artefact.files()]
     near = [*folder.parent.glob("*/"), *folder.glob("*/")]
-    found = sorted({path.as_posix() for path in near if runs & {*store.runs(path)} or any((path / name).exists() for name in files)})
+    found = sorted(
+        {
+            path.as_posix()
+            for path in near
+            if runs & {*store.runs(path)} or any((path / name).exists() for name in files)
+        }
+    )
     return f"; possible: {', '.join(found)}" if found else ""
 
 
@@ -179,19 +232,24 @@ def _small(written: list[Path]) -> list[Path]:
 
 
 def _all(folder: Path, reads: Iterable[tuple[str, str]]) -> Measurements:
-    """The measurements of these runs, and of their trainings with further seeds; None for a run that the folder does not have."""
+    """The measurements of these runs, and of their trainings with further seeds; None for a run that the
+    folder does not have."""
     have = store.runs(folder)
     found: dict[tuple[str, str], Measured | None] = {}
     for run, measure in reads:
-        found |= {(own, measure): measured_in(folder / "runs" / own, measure) for own in (run, *have) if own == run or split(own)[0] == run}
+        found |= {
+            (own, measure): measured_in(folder / "runs" / own, measure)
+            for own in (run, *have)
+            if own == run or split(own)[0] == run
+        }
     return found
 
 
 def measured_in(run: Path, measure: str) -> Measured | None:
     """The measurement in a run's folder; None where it was not measured.
 
-    Raises BrokenError for one whose record cannot be believed, and for one of which a file is gone or another: of a committed one, than its
-    reference.json says, of any other, than its run.json says.
+    Raises BrokenError for one whose record cannot be believed, and for one of which a file is gone or
+    another: of a committed one, than its reference.json says, of any other, than its run.json says.
     """
     if (record := records.believed(run / measure)) is None:
         return None

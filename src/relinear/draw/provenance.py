@@ -23,10 +23,13 @@ def write_provenance(
 ) -> Path:
     """Write {artefact, scale, sources, cells} as JSON; returns the path.
 
-    cells: row -> column -> a run.json, several where the cell is a mean over seeds, an entry of the spec (`file#/pointer`), or None for an
-    empty cell. sources: the records named there. files: other files named there -> what is known of how they were measured.
+    cells: row -> column -> a run.json, several where the cell is a mean over seeds, an entry of the spec
+    (`file#/pointer`), or None for an empty cell. sources: the records named there. files: other files named
+    there -> what is known of how they were measured.
     """
-    records: dict[str, Any] = {s.file: {"key": s.key, "sha256": s.sha256, "metrics_sha256": s.metrics_sha256} for s in sources}
+    records: dict[str, Any] = {
+        s.file: {"key": s.key, "sha256": s.sha256, "metrics_sha256": s.metrics_sha256} for s in sources
+    }
     records |= {file.as_posix(): {"sha256": sha256(file), "measured": about} for file, about in files.items()}
     record = {"artefact": artefact.name, "scale": scale, "sources": records, "cells": cells}
     write_text(path, json.dumps(record, indent=1) + "\n")

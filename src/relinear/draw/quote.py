@@ -1,8 +1,8 @@
 """Numbers of the committed tables as text, for README.md, docs/ and the index of tables and figures.
 
-These pages are written by cog (https://cog.readthedocs.io): a block holds Python in an HTML comment, and below it
-what the Python prints. So a sentence stands beside the code that looks its numbers up, and is an error where an
-`assert` in the code no longer holds:
+These pages are written by cog (https://cog.readthedocs.io): a block holds Python in an HTML comment, and
+below it what the Python prints. So a sentence stands beside the code that looks its numbers up, and is an
+error where an `assert` in the code no longer holds:
 
     <!-- [[[cog
     runs = rows("smollm2/comparison/controls")
@@ -12,7 +12,8 @@ what the Python prints. So a sentence stands beside the code that looks its numb
     Lizard's perplexity is 12.11 ± 0.19.
     <!-- [[[end]]] -->
 
-`python -m relinear.draw.quote` runs all blocks, `python -m relinear.draw.quote --check` says which pages would change.
+`python -m relinear.draw.quote` runs all blocks, `python -m relinear.draw.quote --check` says which pages
+would change.
 """
 
 import csv
@@ -55,7 +56,8 @@ SHOWN_AS = {  # run -> its name in the pages
 
 
 def say(*parts: str) -> None:
-    """Print Markdown, a blank line between its parts: paragraphs and lists filled up to 110 columns, tables as they are.
+    """Print Markdown, a blank line between its parts: paragraphs and lists filled up to 110 columns, tables
+    as they are.
 
     An item of a list begins with `- `, a table with `|`.
     """
@@ -68,14 +70,17 @@ def _filled(block: str) -> Iterator[str]:
     for part in re.split(r"\n(?=- )", block):
         under = "  " if part.startswith("- ") else ""
         words = re.sub(r" ([±+]) ", "\xa0\\1\xa0", " ".join(part.split()))  # no line begins with either
-        lines = textwrap.fill(words, 110, subsequent_indent=under, break_long_words=False, break_on_hyphens=False)
+        lines = textwrap.fill(
+            words, 110, subsequent_indent=under, break_long_words=False, break_on_hyphens=False
+        )
         yield lines.replace("\xa0", " ")
 
 
 class Number(float):
     """A number and its standard error, None where none is known.
 
-    As text: `12.11 ± 0.19`. With a format the number alone, `{x:.1f}`; with `±` before the format both, `{x:±.1f}`.
+    As text: `12.11 ± 0.19`. With a format the number alone, `{x:.1f}`; with `±` before the format both,
+    `{x:±.1f}`.
     """
 
     error: float | None
@@ -115,8 +120,8 @@ class Named(dict):
 def rows(path: str, by: str | None = None) -> Mapping[str, Mapping[str, Number | str]]:
     """The rows of a committed table by run, or by its column `row` where it has one.
 
-    `path` is below results/reference and without suffix. A cell is a `Number` where it is one, else its text. `by`
-    names another column. Raises UserError for a file, a row or a column that is not there.
+    `path` is below results/reference and without suffix. A cell is a `Number` where it is one, else its text.
+    `by` names another column. Raises UserError for a file, a row or a column that is not there.
     """
     found = listed(path)
     key = by or ("row" if "row" in found[0] else "run")
@@ -132,8 +137,12 @@ def listed(path: str) -> list[Mapping[str, Number | str]]:
     """The rows of a committed table in its order, as those of `rows`."""
     file = REFERENCE / f"{path}.csv"
     if not file.is_file():
-        near = difflib.get_close_matches(path, [_short(other) for other in REFERENCE.rglob("*.csv")], n=3, cutoff=0.6)
-        raise UserError(f"results/reference has no {path}.csv" + (f"; near: {', '.join(near)}" if near else ""))
+        near = difflib.get_close_matches(
+            path, [_short(other) for other in REFERENCE.rglob("*.csv")], n=3, cutoff=0.6
+        )
+        raise UserError(
+            f"results/reference has no {path}.csv" + (f"; near: {', '.join(near)}" if near else "")
+        )
     found = []
     for row in lines_of(file):
         cells = {column: _cell(text, row.get(f"{column}_stderr")) for column, text in row.items()}
@@ -142,7 +151,8 @@ def listed(path: str) -> list[Mapping[str, Number | str]]:
 
 
 def lines_of(file: Path) -> list[dict[str, str]]:
-    """The rows of a CSV file as texts. Raises BrokenError for a committed file that is not as it was committed."""
+    """The rows of a CSV file as texts. Raises BrokenError for a committed file that is not as it was
+    committed."""
     return list(csv.DictReader(read_committed(file).splitlines()))
 
 
@@ -151,7 +161,8 @@ def _short(file: Path) -> str:
 
 
 def _cell(text: str, error: str | None) -> Number | str:
-    """A number where the text is one. A table writes `not run` or `not defined` for an error that is not there."""
+    """A number where the text is one. A table writes `not run` or `not defined` for an error that is not
+    there."""
     try:
         return Number(text, _number(error))
     except ValueError:
@@ -165,16 +176,21 @@ def _number(text: str | None) -> float | None:
         return None
 
 
-def table(path: str, columns: Mapping[str, str], shown: Mapping[str, str] | None = None, head: str = "Run") -> str:
+def table(
+    path: str, columns: Mapping[str, str], shown: Mapping[str, str] | None = None, head: str = "Run"
+) -> str:
     """Columns of a committed table as Markdown.
 
-    columns: title -> column, with a format after a colon, as `{"LAMBADA": "lambada_openai_acc:±.1f"}`; without one a
-    number has its error and two decimals. shown: row -> its name on the page; by default every row. What was not run
-    and what is not defined is an empty cell; a mean over fewer seeds than its row says so.
+    columns: title -> column, with a format after a colon, as `{"LAMBADA": "lambada_openai_acc:±.1f"}`;
+    without one a number has its error and two decimals. shown: row -> its name on the page; by default every
+    row. What was not run and what is not defined is an empty cell; a mean over fewer seeds than its row says
+    so.
     """
     found = rows(path)
     names = shown or {name: SHOWN_AS.get(name, name) for name in found}
-    lines = [[words, *(_text(found[name], column) for column in columns.values())] for name, words in names.items()]
+    lines = [
+        [words, *(_text(found[name], column) for column in columns.values())] for name, words in names.items()
+    ]
     return markdown([head, *columns], lines)
 
 
@@ -185,7 +201,11 @@ def _text(row: Mapping[str, Number | str], column: str) -> str:
     if isinstance(value, str):
         return "" if value.startswith((NOT_RUN, NOT_DEFINED)) else value
     seeds = row.get(f"{name}_seeds")
-    fewer = f" ({seeds:.0f} seed{'s' * (seeds > 1)})" if isinstance(seeds, Number) and seeds < row["seeds"] else ""
+    fewer = (
+        f" ({seeds:.0f} seed{'s' * (seeds > 1)})"
+        if isinstance(seeds, Number) and seeds < row["seeds"]
+        else ""
+    )
     return format(value, spec) + fewer
 
 
@@ -195,15 +215,17 @@ def claims(path: str) -> list[dict[str, str]]:
 
 
 def verdicts(path: str, whose: str | None = None) -> Counter[str]:
-    """How many claims of a table or figure have which verdict; `whose`: `paper` or `ours`, the start of the column."""
+    """How many claims of a table or figure have which verdict; `whose`: `paper` or `ours`, the start of the
+    column."""
     return Counter(row["verdict"] for row in claims(path) if whose is None or row["whose"].startswith(whose))
 
 
 def difference(path: str, compared: str, verdict: str) -> Number:
-    """The difference, or the ratio, that a claims file has for a comparison such as `a ppl < b ppl`, with its error.
+    """The difference, or the ratio, that a claims file has for a comparison such as `a ppl < b ppl`, with its
+    error.
 
-    Raises UserError where no claim makes the comparison, and where its verdict is another: a sentence that quotes the
-    difference says the verdict in words.
+    Raises UserError where no claim makes the comparison, and where its verdict is another: a sentence that
+    quotes the difference says the verdict in words.
     """
     found = Named(f"{path}.claims.csv", {row["compared"]: row for row in claims(path)})[compared]
     if found["verdict"] != verdict:

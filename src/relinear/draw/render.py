@@ -54,7 +54,8 @@ def count(value: int) -> str:
 
 
 def markdown(header: Sequence[str], rows: Iterable[Sequence[str]], align: str = "right") -> str:
-    """A GitHub Markdown table of ready strings, its columns but the first aligned as said; empty cells stay empty."""
+    """A GitHub Markdown table of ready strings, its columns but the first aligned as said; empty cells stay
+    empty."""
     columns = ["left"] + [align] * (len(header) - 1)
     return tabulate(list(rows), header, tablefmt="github", disable_numparse=True, colalign=columns)
 
@@ -71,7 +72,9 @@ def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, An
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, lineterminator="\n")
     writer.writeheader()
-    writer.writerows({key: f"{cell:.6g}" if isinstance(cell, float) else cell for key, cell in row.items()} for row in rows)
+    writer.writerows(
+        {key: f"{cell:.6g}" if isinstance(cell, float) else cell for key, cell in row.items()} for row in rows
+    )
     write_text(path, text.getvalue())
 
 
@@ -89,5 +92,7 @@ def paint(source: Path, to: Path) -> None:
     from PIL import Image
 
     with Image.open(source) as picture:
-        few = picture.convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE, kmeans=1, dither=Image.Dither.NONE)
+        few = picture.convert("RGB").quantize(
+            256, Image.Quantize.MAXCOVERAGE, kmeans=1, dither=Image.Dither.NONE
+        )
     few.save(to, "PNG", optimize=True)

@@ -1,7 +1,8 @@
-"""The report: a page a paper, with its claims and what became of them, each table and figure that is committed, and links to the records behind them.
+"""The report: a page a paper, with its claims and what became of them, each table and figure that is
+committed, and links to the records behind them.
 
-`make docs` builds the pages (docs/repository.py); no copy of them is committed. Links are relative to `papers/` of the site, where the files of the
-repository lie in `../repository/`.
+`make docs` builds the pages (docs/repository.py); no copy of them is committed. Links are relative to
+`papers/` of the site, where the files of the repository lie in `../repository/`.
 """
 
 import json
@@ -28,7 +29,8 @@ LINKED = ("csv", "pdf", "provenance.json", "claims.csv")
 
 
 def report(root: Path) -> dict[str, tuple[str, set[str]]]:
-    """Paper -> its page as Markdown, and the files of the repository at `root` that it links to, as paths in it."""
+    """Paper -> its page as Markdown, and the files of the repository at `root` that it links to, as paths in
+    it."""
     folder = root / "workflow/papers"
     if not folder.is_dir():
         return {}
@@ -41,7 +43,9 @@ def report(root: Path) -> dict[str, tuple[str, set[str]]]:
     return found
 
 
-def _page(name: str, paper: Paper, artefacts: list[Artefact], every: list[Artefact], root: Path) -> tuple[str, set[str]]:
+def _page(
+    name: str, paper: Paper, artefacts: list[Artefact], every: list[Artefact], root: Path
+) -> tuple[str, set[str]]:
     links: set[str] = set()
 
     def link(words: str, path: Path) -> str:
@@ -50,31 +54,49 @@ def _page(name: str, paper: Paper, artefacts: list[Artefact], every: list[Artefa
 
     order = {label: i for i, label in enumerate(paper.labels)}
     artefacts = sorted(artefacts, key=lambda artefact: order.get(artefact.spec.label, len(order)))
-    parts = [f"# {paper.title}", f"[arXiv {paper.arxiv}](https://arxiv.org/abs/{paper.arxiv})" if paper.arxiv else ""]
+    parts = [
+        f"# {paper.title}",
+        f"[arXiv {paper.arxiv}](https://arxiv.org/abs/{paper.arxiv})" if paper.arxiv else "",
+    ]
     if paper.findings:
-        parts += ["## To take home", "\n".join(f"- {said(finding, root, link)}" for finding in paper.findings)]
-    parts += _claims(name, [*artefacts, *(artefact for artefact in every if artefact.paper != name)], root, link)
+        parts += [
+            "## To take home",
+            "\n".join(f"- {said(finding, root, link)}" for finding in paper.findings),
+        ]
+    parts += _claims(
+        name, [*artefacts, *(artefact for artefact in every if artefact.paper != name)], root, link
+    )
     for artefact in artefacts:
         parts += [
             f"## {artefact.spec.label}",
-            f"{artefact.spec.says[:1].upper()}{artefact.spec.says[1:]}. `snakemake {artefact.name}` makes it from {link('its spec', artefact.file)}.",
+            (
+                f"{artefact.spec.says[:1].upper()}{artefact.spec.says[1:]}. `snakemake {artefact.name}` makes"
+                f" it from {link('its spec', artefact.file)}."
+            ),
         ]
         if "md" not in artefact.spec.suffixes:  # a table has them itself
             parts.append("\n".join(f"- {note.where}: {note.text}." for note in artefact.spec.misprints))
         parts.append(f"Not run: {artefact.spec.not_run}." if artefact.spec.not_run else "")
         places = places_of(artefact, root / "results/reference")
-        parts += [part for place in places for part in _place(artefact, place, root, link)] or ["Not run yet."]
-    if missing := [label for label in paper.labels if label not in {artefact.spec.label for artefact in artefacts}]:
+        parts += [part for place in places for part in _place(artefact, place, root, link)] or [
+            "Not run yet."
+        ]
+    if missing := [
+        label for label in paper.labels if label not in {artefact.spec.label for artefact in artefacts}
+    ]:
         parts += ["## Not in the suite", f"{', '.join(missing)}."]
     return "\n\n".join(filter(None, parts)) + "\n", links
 
 
 def said(finding: Finding, root: Path, link: Link) -> str:
-    """A finding as a sentence with its numbers, and a link to its table. Raises UserError for a cell that is not there and for values in another
-    order."""
+    """A finding as a sentence with its numbers, and a link to its table. Raises UserError for a cell that is
+    not there and for values in another order."""
     path = root / "results/reference" / finding.of
     try:
-        rows = {row.get("row") or row["run"]: {name: _number(cell) for name, cell in row.items()} for row in lines_of(path)}
+        rows = {
+            row.get("row") or row["run"]: {name: _number(cell) for name, cell in row.items()}
+            for row in lines_of(path)
+        }
         text = finding.says.format(rows=rows)
         values = [[(*cell, float(rows[cell[0]][cell[1]])) for cell in cells] for cells in finding.ascending]
     except (OSError, KeyError, ValueError) as error:
@@ -94,15 +116,18 @@ def _number(cell: str) -> float | str:
 
 
 def _claims(name: str, artefacts: list[Artefact], root: Path, link: Link) -> list[str]:
-    """The claims of a paper that tables and figures test, in whatever folder, and all that those in its own folder test.
+    """The claims of a paper that tables and figures test, in whatever folder, and all that those in its own
+    folder test.
 
-    A claim stands there once for each result, with all that tested it and all committed places that have it, or once as not run.
+    A claim stands there once for each result, with all that tested it and all committed places that have it,
+    or once as not run.
     """
     reference, rows = root / "results/reference", []
     of: dict[Path, Artefact] = {}  # a claims file -> what it judges
     for artefact in artefacts:
         of |= dict.fromkeys(claims_files(artefact, reference), artefact)
-    found: dict[tuple[str, ...], list[Path]] = {}  # a claim with its verdict, figures and reason -> the files that have it
+    # a claim with its verdict, figures and reason -> the files that have it
+    found: dict[tuple[str, ...], list[Path]] = {}
     for path in of:
         for row in lines_of(path):
             found.setdefault(tuple(row[column] for column in COLUMNS), []).append(path)
@@ -119,12 +144,30 @@ def _claims(name: str, artefacts: list[Artefact], root: Path, link: Link) -> lis
             if name in (claim.paper, artefact.paper):
                 published = f"published {claim.published}" if claim.published else ""
                 place = link("its spec", artefact.file)
-                rows.append([claim.claim, claim.source, artefact.spec.label, place, claim.whose, NOT_RUN, published, artefact.spec.not_run])
+                rows.append(
+                    [
+                        claim.claim,
+                        claim.source,
+                        artefact.spec.label,
+                        place,
+                        claim.whose,
+                        NOT_RUN,
+                        published,
+                        artefact.spec.not_run,
+                    ]
+                )
     if not rows:
         return []
     verdicts = [row[CLAIMS.index("verdict")] for row in rows]
-    said = f"{tally(verdicts)}, {verdicts.count(NOT_RUN)} {NOT_RUN}. A claim that was tested several times stands there for each result."
-    return ["## Claims", said, markdown(CLAIMS, [[cell.replace("|", "\\|") for cell in row] for row in rows], align="left")]
+    said = (
+        f"{tally(verdicts)}, {verdicts.count(NOT_RUN)} {NOT_RUN}. A claim that was tested several times"
+        " stands there for each result."
+    )
+    return [
+        "## Claims",
+        said,
+        markdown(CLAIMS, [[cell.replace("|", "\\|") for cell in row] for row in rows], align="left"),
+    ]
 
 
 def places_of(artefact: Artefact, reference: Path) -> Iterator[Path]:
@@ -135,8 +178,8 @@ def places_of(artefact: Artefact, reference: Path) -> Iterator[Path]:
 
 
 def claims_files(artefact: Artefact, reference: Path) -> list[Path]:
-    """The committed verdicts on an artefact's claims, those beside its drawings first. Of a figure whose weights are not committed there may be the
-    verdicts alone."""
+    """The committed verdicts on an artefact's claims, those beside its drawings first. Of a figure whose
+    weights are not committed there may be the verdicts alone."""
     name = f"{artefact.stem}.claims.csv"
     drawn = [place.with_name(name) for place in places_of(artefact, reference)]
     alone = [file for file in sorted(reference.glob(f"*/{artefact.paper}/{name}")) if file not in drawn]
@@ -150,23 +193,42 @@ def _place(artefact: Artefact, place: Path, root: Path, link: Link) -> Iterator[
     files = {suffix: place.with_name(f"{place.name}.{suffix}") for suffix in (*SHOWN, *LINKED)}
     told = json.loads(read_committed(files["provenance.json"])) if files["provenance.json"].is_file() else {}
     scale = root / "results/reference" / folder
-    records = {row: {column: _records(origin, scale) for column, origin in cells.items()} for row, cells in told.get("cells", {}).items()}
+    records = {
+        row: {column: _records(origin, scale) for column, origin in cells.items()}
+        for row, cells in told.get("cells", {}).items()
+    }
     if files["png"].is_file():
         yield "!" + link(f"{place.name}, {folder}", files["png"])
-        behind = {row: dict.fromkeys(path for paths in cells.values() for path in paths) for row, cells in records.items()}
-        said = [f"{row}: " + ", ".join(link(path.parent.name, path) for path in paths) for row, paths in behind.items() if paths]
+        behind = {
+            row: dict.fromkeys(path for paths in cells.values() for path in paths)
+            for row, cells in records.items()
+        }
+        said = [
+            f"{row}: " + ", ".join(link(path.parent.name, path) for path in paths)
+            for row, paths in behind.items()
+            if paths
+        ]
         yield f"Records: {'; '.join(said)}." if said else ""
     else:
         yield from _tables(files["md"], artefact, list(records.values()), link)
-    yield "Files: " + ", ".join(link(suffix, path) for suffix, path in files.items() if path.is_file() and suffix != "md") + "."
+    yield (
+        "Files: "
+        + ", ".join(link(suffix, path) for suffix, path in files.items() if path.is_file() and suffix != "md")
+        + "."
+    )
     folders = [path.parent for cells in records.values() for paths in cells.values() for path in paths]
-    beside = [(root / name).with_suffix(".provenance.json") for name in told.get("sources", {}) if name.endswith(".csv")]
+    beside = [
+        (root / name).with_suffix(".provenance.json")
+        for name in told.get("sources", {})
+        if name.endswith(".csv")
+    ]
     benchmarks = [json.loads(read_committed(file)) for file in beside if file.is_file()]
     yield made_with([*records_behind(folders, scale), *benchmarks])
 
 
 def made_with(records: Iterable[Mapping[str, Any]]) -> str:
-    """The cards, versions, commits and days of records of stages and of benchmarks, an item for each environment.
+    """The cards, versions, commits and days of records of stages and of benchmarks, an item for each
+    environment.
 
     A plus follows a commit whose tree had uncommitted changes. Empty where no record names versions.
     """
@@ -175,8 +237,14 @@ def made_with(records: Iterable[Mapping[str, Any]]) -> str:
         for entry in [record, *_sessions(record)]:
             if "versions" in entry:
                 git, versions = entry.get("git", entry), entry["versions"]
-                card = (entry.get("hardware") or {}).get("gpu") or entry.get("gpu") or record.get("gpu") or "CPU"
-                libraries = [f"{name} {versions[name]}" for name in ("torch", "transformers", "triton") if name in versions]
+                card = (
+                    (entry.get("hardware") or {}).get("gpu") or entry.get("gpu") or record.get("gpu") or "CPU"
+                )
+                libraries = [
+                    f"{name} {versions[name]}"
+                    for name in ("torch", "transformers", "triton")
+                    if name in versions
+                ]
                 commits, days = found.setdefault(", ".join([card, *libraries]), (set(), set()))
                 commits.add(f"`{git['commit'][:7]}`" + "+" * bool(git.get("dirty")))
                 days.add(entry["started"][:10])
@@ -194,16 +262,26 @@ def _sessions(record: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
             yield from record[name]
 
 
-def _tables(path: Path, artefact: Artefact, records: list[Mapping[str, list[Path]]], link: Link) -> Iterator[str]:
-    """A drawn Markdown file, the words first. Each cell of the first table leads to its record; of a mean over seeds, to each."""
+def _tables(
+    path: Path, artefact: Artefact, records: list[Mapping[str, list[Path]]], link: Link
+) -> Iterator[str]:
+    """A drawn Markdown file, the words first. Each cell of the first table leads to its record; of a mean
+    over seeds, to each."""
     text, columns = read_committed(path), getattr(artefact.spec, "columns", ())
     yield "\n".join(line for line in text.splitlines() if not line.startswith("|"))
     for i, table in enumerate(re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE)):
-        head, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines())
-        names = [next((c.name for c in columns if title == c.heading or title.startswith(f"{c.heading} (n=")), "") for title in head]
+        head, _, *rows = (
+            [cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()
+        )
+        names = [
+            next((c.name for c in columns if title == c.heading or title.startswith(f"{c.heading} (n=")), "")
+            for title in head
+        ]
         if not i and len(rows) == len(records):
             for row, of in zip(rows, records, strict=True):
-                row[:] = [_linked(cell, of.get(name, []), link) for cell, name in zip(row, names, strict=True)]
+                row[:] = [
+                    _linked(cell, of.get(name, []), link) for cell, name in zip(row, names, strict=True)
+                ]
         yield markdown(head, rows, align="left")
 
 
@@ -211,11 +289,14 @@ def _linked(text: str, records: list[Path], link: Link) -> str:
     """A cell that leads to its record; to further ones by their number."""
     if not (text and records):
         return text
-    return " ".join([link(text, records[0]), *(link(str(i), path) for i, path in enumerate(records[1:], start=2))])
+    return " ".join(
+        [link(text, records[0]), *(link(str(i), path) for i, path in enumerate(records[1:], start=2))]
+    )
 
 
 def _records(origin: Origin, scale: Path) -> list[Path]:
-    """The committed records that a cell comes from, at the paths that they have in the site (docs/repository.py)."""
+    """The committed records that a cell comes from, at the paths that they have in the site
+    (docs/repository.py)."""
     names = [name.partition("#") for name in ([origin] if isinstance(origin, str) else origin or [])]
     paths = [scale / node / store.RECORD for place, _, node in names if Path(place).name == store.NODES]
     return [path for path in dict.fromkeys(paths) if store.exists(path)]

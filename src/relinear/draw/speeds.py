@@ -7,7 +7,8 @@ COSTS = REFERENCE / "efficiency/efficiency.csv"
 
 
 def costs(model: str, sweep: str) -> list[Row]:
-    """The committed rows of generation at a model's shape, as `mistral-7b`, over one axis: `batch`, `length`, `input`."""
+    """The committed rows of generation at a model's shape, as `mistral-7b`, over one axis: `batch`, `length`,
+    `input`."""
     return [row for row in read_costs(COSTS) if (row.model, row.sweep) == (model, sweep) and row.ok]
 
 
@@ -17,9 +18,14 @@ def largest() -> dict[str, Row]:
 
 
 def gains() -> dict[str, tuple[float, float]]:
-    """Each run's speed of decoding over softmax attention's at its largest batch: at that batch, and at the run's own."""
+    """Each run's speed of decoding over softmax attention's at its largest batch: at that batch, and at the
+    run's own."""
     most = largest()
     teacher = most["teacher"]
-    same = {row.run: row.decode_tokens_per_second for row in costs("mistral-7b", "batch") if row.batch == teacher.batch}
+    same = {
+        row.run: row.decode_tokens_per_second
+        for row in costs("mistral-7b", "batch")
+        if row.batch == teacher.batch
+    }
     speed = teacher.decode_tokens_per_second
     return {run: (same[run] / speed, row.decode_tokens_per_second / speed) for run, row in most.items()}

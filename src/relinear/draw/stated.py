@@ -1,6 +1,8 @@
-"""Every claim of the papers once, with its verdict, the reason and the parts of its error; totals by paper and by reason.
+"""Every claim of the papers once, with its verdict, the reason and the parts of its error; totals by paper
+and by reason.
 
-docs/claims.md shows `page` (relinear.draw.quote writes it); `relinear claims` prints the totals and lists claims.
+docs/claims.md shows `page` (relinear.draw.quote writes it); `relinear claims` prints the totals and lists
+claims.
 """
 
 import re
@@ -21,7 +23,8 @@ ROOT = WORKFLOW.parent
 OURS = "comparison"  # the folder of our own tables, which repeat papers' claims beside our questions
 BOTH = "reproduced and contradicted"
 NO_ROW = "no row"
-# Words in a reason -> the kind of it, the first that fits. Whatever else it says is of numbers that are not there.
+# Words in a reason -> the kind of it, the first that fits. Whatever else it says is of numbers that are not
+# there.
 KINDS = {
     "another form than the paper's": "another form",
     "other dose": "another dose",
@@ -35,11 +38,22 @@ KINDS = {
 }
 NO_NUMBER = "not run, or no number"
 MEASURED = re.compile(r"(?:difference|ratio) \S+(?: ± \S+)?")
-COLUMNS = ("Claim", "Where", "Compared", "Published", "Verdict", "Error: items, trainings", "Trainings", "Reason", "In")
+COLUMNS = (
+    "Claim",
+    "Where",
+    "Compared",
+    "Published",
+    "Verdict",
+    "Error: items, trainings",
+    "Trainings",
+    "Reason",
+    "In",
+)
 
 
 class Stated(NamedTuple):
-    """A claim, by whom, which labels test it, and the rows that claims files have of it, with the folder of each. `why`: without rows, the reason."""
+    """A claim, by whom, which labels test it, and the rows that claims files have of it, with the folder of
+    each. `why`: without rows, the reason."""
 
     paper: str
     claim: str
@@ -53,7 +67,10 @@ class Stated(NamedTuple):
     @property
     def told(self) -> tuple[str, dict[str, str]] | None:
         """The folder and the row that speak for the claim: the first that has a verdict, else the first."""
-        return next((each for each in self.rows if each[1]["verdict"] != UNTESTED), self.rows[0] if self.rows else None)
+        return next(
+            (each for each in self.rows if each[1]["verdict"] != UNTESTED),
+            self.rows[0] if self.rows else None,
+        )
 
     @property
     def verdict(self) -> str:
@@ -80,29 +97,49 @@ def kind_of(reason: str) -> str:
 
 
 def stated(root: Path = ROOT) -> list[Stated]:
-    """The claims of the papers, in the order of their labels. Those of tables that a paper prints twice are one, with both labels."""
+    """The claims of the papers, in the order of their labels. Those of tables that a paper prints twice are
+    one, with both labels."""
     found: dict[tuple[str, str], Stated] = {}
     folder = root / "workflow/papers"
     artefacts = available(folder)
     for name, paper in papers(folder).items():
-        own = {artefact.spec.label: artefact for artefact in artefacts.values() if artefact.paper == name != OURS}
+        own = {
+            artefact.spec.label: artefact for artefact in artefacts.values() if artefact.paper == name != OURS
+        }
         for artefact in (own[label] for label in paper.labels if label in own):
             for each in _of(artefact, root / "results/reference"):
                 place = (name, each.compared)
-                found[place] = found[place]._replace(labels=(*found[place].labels, *each.labels)) if place in found else each
+                found[place] = (
+                    found[place]._replace(labels=(*found[place].labels, *each.labels))
+                    if place in found
+                    else each
+                )
         for claim in paper.untested:
-            found[name, claim.claim] = Stated(name, claim.claim, claim.source, (), "", claim.published, (), claim.why)
+            found[name, claim.claim] = Stated(
+                name, claim.claim, claim.source, (), "", claim.published, (), claim.why
+            )
     return list(found.values())
 
 
 def _of(artefact: Artefact, reference: Path) -> Iterator[Stated]:
     """The paper's own claims of a table or figure, with the rows of all folders that have it."""
-    rows = [(file.parents[1].name, row) for file in claims_files(artefact, reference) for row in lines_of(file)]
+    rows = [
+        (file.parents[1].name, row) for file in claims_files(artefact, reference) for row in lines_of(file)
+    ]
     for claim in artefact.spec.claims:
         if not claim.ours:
             own = tuple((folder, row) for folder, row in rows if row["claim"] == claim.claim)
             what = compared(claim, artefact.spec)
-            yield Stated(artefact.paper, claim.claim, claim.source, (artefact.spec.label,), what, claim.published or "", own, artefact.spec.not_run)
+            yield Stated(
+                artefact.paper,
+                claim.claim,
+                claim.source,
+                (artefact.spec.label,),
+                what,
+                claim.published or "",
+                own,
+                artefact.spec.not_run,
+            )
 
 
 def asked(reference: Path) -> list[dict[str, str]]:
@@ -116,14 +153,20 @@ def asked(reference: Path) -> list[dict[str, str]]:
 
 
 def _measured(row: Mapping[str, str]) -> str:
-    """The difference or ratio that a row of a claims file has, or the number that was held to a bound; empty where it has none."""
+    """The difference or ratio that a row of a claims file has, or the number that was held to a bound; empty
+    where it has none."""
     found = MEASURED.search(row["figures"])
     return found[0] if found else row["figures"].partition("; published")[0] if row["error"] else ""
 
 
 def by_chance(rows: Iterable[dict[str, str]]) -> tuple[int, float]:
-    """How many rows compare numbers with errors and were judged or within error, and how many verdicts chance alone would give these."""
-    n = sum(bool(float(row["error"] or 0)) and (row["verdict"] != UNTESTED or kind_of(row["reason"]) == KINDS[WITHIN_ERROR]) for row in rows)
+    """How many rows compare numbers with errors and were judged or within error, and how many verdicts chance
+    alone would give these."""
+    n = sum(
+        bool(float(row["error"] or 0))
+        and (row["verdict"] != UNTESTED or kind_of(row["reason"]) == KINDS[WITHIN_ERROR])
+        for row in rows
+    )
     return n, BY_CHANCE * n
 
 
@@ -131,14 +174,33 @@ def totals(claims: Sequence[Stated], ours: Sequence[dict[str, str]]) -> str:
     """The verdicts by paper, and those on our own questions, as a Markdown table."""
     titles = {name: f"of {name}" for name in dict.fromkeys(claim.paper for claim in claims)}
     rows = [
-        _row(titles[name], [c.verdict for c in claims if c.paper == name], [c.told[1] for c in claims if c.paper == name and c.told])
+        _row(
+            titles[name],
+            [c.verdict for c in claims if c.paper == name],
+            [c.told[1] for c in claims if c.paper == name and c.told],
+        )
         for name in titles
     ]
-    rows.append(_row("of all papers", [claim.verdict for claim in claims], [claim.told[1] for claim in claims if claim.told]))
+    rows.append(
+        _row(
+            "of all papers",
+            [claim.verdict for claim in claims],
+            [claim.told[1] for claim in claims if claim.told],
+        )
+    )
     for words, proxies in (("our own questions", False), ("our own, a proxy for a paper's number", True)):
         own = [row for row in ours if ("proxy" in row["whose"]) == proxies]
         rows.append(_row(words, [row["verdict"] for row in own], own))
-    return markdown(["Claims", *get_args(Verdict), BOTH, "compared with an error", "verdicts that chance alone would give"], rows)
+    return markdown(
+        [
+            "Claims",
+            *get_args(Verdict),
+            BOTH,
+            "compared with an error",
+            "verdicts that chance alone would give",
+        ],
+        rows,
+    )
 
 
 def _row(words: str, verdicts: Sequence[str], rows: Sequence[dict[str, str]]) -> list[str]:
@@ -151,15 +213,32 @@ def reasons(claims: Sequence[Stated]) -> str:
     """Why papers' claims are not tested, by paper, as a Markdown table."""
     names = list(dict.fromkeys(claim.paper for claim in claims))
     counts = Counter((claim.kind, claim.paper) for claim in claims if claim.verdict == UNTESTED)
-    kinds = [kind for kind in (*KINDS.values(), NO_NUMBER, NO_ROW) if any(counts[kind, name] for name in names)]
-    return markdown(["Not tested, since", *names], [[kind, *(str(counts[kind, name]) for name in names)] for kind in kinds])
+    kinds = [
+        kind for kind in (*KINDS.values(), NO_NUMBER, NO_ROW) if any(counts[kind, name] for name in names)
+    ]
+    return markdown(
+        ["Not tested, since", *names],
+        [[kind, *(str(counts[kind, name]) for name in names)] for kind in kinds],
+    )
 
 
 def _cells(claim: Stated) -> list[str]:
     folder, row = claim.told or ("", {})
-    errors = [number(float(row[part])) for part in ("error_items", "error_training")] if row.get("error") else []
+    errors = (
+        [number(float(row[part])) for part in ("error_items", "error_training")] if row.get("error") else []
+    )
     where = ", ".join(dict.fromkeys(filter(None, (claim.source, *claim.labels))))
-    cells = (claim.claim, where, claim.compared, claim.published, claim.verdict, ", ".join(errors), row.get("trainings", ""), claim.reason, folder)
+    cells = (
+        claim.claim,
+        where,
+        claim.compared,
+        claim.published,
+        claim.verdict,
+        ", ".join(errors),
+        row.get("trainings", ""),
+        claim.reason,
+        folder,
+    )
     return [cell.replace("|", "\\|") for cell in cells]
 
 
@@ -176,7 +255,10 @@ def page(root: Path = ROOT) -> str:
             of_kind = [_cells(claim) for claim in own if claim.kind == kind]
             if of_kind:
                 untested = "" if kind in judged else "Not tested: "
-                parts += [f"### {untested}{kind} ({name}, {len(of_kind)})", markdown(COLUMNS, of_kind, align="left")]
+                parts += [
+                    f"### {untested}{kind} ({name}, {len(of_kind)})",
+                    markdown(COLUMNS, of_kind, align="left"),
+                ]
     return "\n\n".join(parts)
 
 
@@ -197,4 +279,7 @@ def listed(paper: str | None = None, verdict: str | None = None, root: Path = RO
         return
     for claim in claims:
         if paper in (None, claim.paper) and verdict in (None, claim.verdict):
-            yield f"{claim.paper} | {', '.join(claim.labels) or claim.source} | {claim.claim} | {claim.verdict} | {claim.reason}"
+            yield (
+                f"{claim.paper} | {', '.join(claim.labels) or claim.source} | {claim.claim} | {claim.verdict}"
+                f" | {claim.reason}"
+            )

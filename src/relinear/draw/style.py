@@ -1,7 +1,8 @@
-"""The look of a method in every figure: one colour, one marker, one hatch. The colours stay apart under deuteranopia; in grey the markers do.
+"""The look of a method in every figure: one colour, one marker, one hatch. The colours stay apart under
+deuteranopia; in grey the markers do.
 
-A run takes the look of the method in its name: `lizard_shared` and `lizard-seed1` look like `lizard`. Runs of one method in one figure differ by
-the style of their lines.
+A run takes the look of the method in its name: `lizard_shared` and `lizard-seed1` look like `lizard`. Runs of
+one method in one figure differ by the style of their lines.
 """
 
 import re
@@ -29,13 +30,18 @@ LOOKS = {
     "window": Look("#e69f00", "h", "||"),  # a window and no linear part: the control
 }
 ALSO = {"softmax": "teacher", "lolcats": "lolcats_linear"}  # other words for these methods in names
-OTHERS = tuple(Look(grey, marker, hatch) for grey, marker, hatch in (("0.35", "*", "///"), ("0.55", "p", "ooo"), ("0.7", ">", "...")))  # in turn
+# in turn
+OTHERS = tuple(
+    Look(grey, marker, hatch)
+    for grey, marker, hatch in (("0.35", "*", "///"), ("0.55", "p", "ooo"), ("0.7", ">", "..."))
+)
 LINES = ("-", "--", ":", "-.")
 FILLS = ("full", "none", "left", "bottom")
 
 
 def method_of(run: str) -> str | None:
-    """The entry of `LOOKS` for a run: the first of these names in its own, and of two that begin there the longer; None where there is none."""
+    """The entry of `LOOKS` for a run: the first of these names in its own, and of two that begin there the
+    longer; None where there is none."""
     words = f"_{re.sub(r'[-@. ]', '_', run.lower())}_"
     found = [(words.index(f"_{name}_"), -len(name), name) for name in (*LOOKS, *ALSO) if f"_{name}_" in words]
     name = min(found)[-1] if found else None
@@ -43,13 +49,14 @@ def method_of(run: str) -> str | None:
 
 
 def look_of(run: str, i: int = 0) -> Look:
-    """The look of a run. `i`, its number in the figure, chooses the look where the run is of no method in `LOOKS`."""
+    """The look of a run. `i`, its number in the figure, chooses the look where the run is of no method in
+    `LOOKS`."""
     return LOOKS[method] if (method := method_of(run)) else OTHERS[i % len(OTHERS)]
 
 
 def lines(runs: Sequence[str]) -> list[dict[str, Any]]:
-    """The options by which matplotlib draws the lines of these runs. A run that comes twice has one line; the second, third ... of a method are
-    dashed, dotted ...
+    """The options by which matplotlib draws the lines of these runs. A run that comes twice has one line; the
+    second, third ... of a method are dashed, dotted ...
 
     Their markers are hollow, or half so.
     """
@@ -62,6 +69,18 @@ def lines(runs: Sequence[str]) -> list[dict[str, Any]]:
             own.append(run)
         k = own.index(run)
         width = 2.2 if look == LOOKS["teacher"] and not k else 1.6
-        face = {"markerfacecolor": look.color if not k else "none"} if k < 2 else {"fillstyle": FILLS[k % len(FILLS)], "markerfacecoloralt": "white"}
-        styles.append({"color": look.color, "marker": look.marker, "linestyle": LINES[k % len(LINES)], "linewidth": width} | face)
+        face = (
+            {"markerfacecolor": look.color if not k else "none"}
+            if k < 2
+            else {"fillstyle": FILLS[k % len(FILLS)], "markerfacecoloralt": "white"}
+        )
+        styles.append(
+            {
+                "color": look.color,
+                "marker": look.marker,
+                "linestyle": LINES[k % len(LINES)],
+                "linewidth": width,
+            }
+            | face
+        )
     return styles

@@ -1,4 +1,5 @@
-"""Tables: one CSV, the same in Markdown beside what is published, verdicts on the claims, provenance of every cell."""
+"""Tables: one CSV, the same in Markdown beside what is published, verdicts on the claims, provenance of every
+cell."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -27,24 +28,41 @@ def drawn(artefact: Artefact, measured: Measurements, about: About) -> Drawn:
     everything = rows_of(spec, measured, about)
     rows = [row for row in everything if row.was_run or not row.line.optional]
     names = _names(spec, rows)
-    shown = [{name: own.get(name, (NOT_RUN, None)) for name in names} for own in (_csv_row(artefact, spec, row, about) for row in rows)]
+    shown = [
+        {name: own.get(name, (NOT_RUN, None)) for name in names}
+        for own in (_csv_row(artefact, spec, row, about) for row in rows)
+    ]
 
     def write(out: Path, judgements: Sequence[Judgement]) -> None:
-        write_csv(out / f"{artefact.stem}.csv", names, [{name: value for name, (value, _) in own.items()} for own in shown])
+        write_csv(
+            out / f"{artefact.stem}.csv",
+            names,
+            [{name: value for name, (value, _) in own.items()} for own in shown],
+        )
         write_text(out / f"{artefact.stem}.md", _markdown(artefact, spec, rows, judgements, about))
 
-    origins = [{name: None if value in (None, NOT_RUN) else origin for name, (value, origin) in own.items()} for own in shown]
+    origins = [
+        {name: None if value in (None, NOT_RUN) else origin for name, (value, origin) in own.items()}
+        for own in shown
+    ]
     cells = dict(zip((row.line.name for row in rows), origins, strict=True))
     judge = partial(judge_claim, artefact, about, look_in(everything), tokens_of(rows))
     return Drawn(write, judge, cells, [source for row in rows for source in row.sources])
 
 
 def _names(spec: Table, rows: list[Row]) -> list[str]:
-    """The CSV's columns: those that the spec names, behind them the optional ones that a row has, and the trainings of cells that differ in them."""
+    """The CSV's columns: those that the spec names, behind them the optional ones that a row has, and the
+    trainings of cells that differ in them."""
     names = list(spec.csv or spec.csv_names)
-    more = [c for c in spec.columns if c.optional and c.name not in names and any(row.cells[c.name].was_run for row in rows)]
+    more = [
+        c
+        for c in spec.columns
+        if c.optional and c.name not in names and any(row.cells[c.name].was_run for row in rows)
+    ]
     names += [name for column in more for name in spec.csv_names_of(column)]
-    return names + [f"{c.name}_seeds" for c in spec.columns if any(_differs(row, row.cells[c.name]) for row in rows)]
+    return names + [
+        f"{c.name}_seeds" for c in spec.columns if any(_differs(row, row.cells[c.name]) for row in rows)
+    ]
 
 
 def _differs(row: Row, cell: Cell) -> bool:
@@ -53,31 +71,54 @@ def _differs(row: Row, cell: Cell) -> bool:
 
 
 def _csv_row(artefact: Artefact, spec: Table, row: Row, about: About) -> dict[str, tuple[Any, Origin]]:
-    """All cells of a row that a CSV can have, each with the file or the entry of a spec that it comes from, several where it is of several.
+    """All cells of a row that a CSV can have, each with the file or the entry of a spec that it comes from,
+    several where it is of several.
 
     A number that the row's measurements lack is `not run`.
     """
     line, facts, entry = row.line, row.facts, f"{artefact.rows_path}#/{row.line.entry}"
-    found: dict[str, tuple[Any, Origin]] = {"row": (line.name, entry), "run": (line.run, entry), "gate": (row.gate, _one(row.gate_files))}
+    found: dict[str, tuple[Any, Origin]] = {
+        "row": (line.name, entry),
+        "run": (line.run, entry),
+        "gate": (row.gate, _one(row.gate_files)),
+    }
     found |= {text: (line.text.get(text), entry) for text in spec.texts}
-    of_run = {fact: facts.get(fact) for fact in (*spec.facts, "collapsed")} | {"seeds": row.seeds} if facts else {}
+    of_run = (
+        {fact: facts.get(fact) for fact in (*spec.facts, "collapsed")} | {"seeds": row.seeds} if facts else {}
+    )
     if "tokens" in facts:
         steps = [name for name in spec.csv or spec.csv_names if name.endswith("_tokens")]
         of_run |= {name: facts["tokens"].get(name.removesuffix("_tokens"), 0) for name in steps}
     if "doses" in facts:
-        of_run["doses"] = None if facts["doses"] is None else " + ".join(f"{dose.unique} x {dose.epochs}" for dose in facts["doses"])
+        of_run["doses"] = (
+            None
+            if facts["doses"] is None
+            else " + ".join(f"{dose.unique} x {dose.epochs}" for dose in facts["doses"])
+        )
     found |= {name: (value, row.facts_file) for name, value in of_run.items()}
     columns = {column.name: column for column in spec.columns}
     for name, cell in row.cells.items():
         origin = _one(cell.files) if cell.files else f"{entry}/cells/{name}" if name in line.given else entry
-        parts = {"": cell.value, "_stderr": cell.stderr, "_n": cell.n, "_seed_sd": cell.seed_sd, "_seeds": cell.trainings if cell.was_run else cell.n}
+        parts = {
+            "": cell.value,
+            "_stderr": cell.stderr,
+            "_n": cell.n,
+            "_seed_sd": cell.seed_sd,
+            "_seeds": cell.trainings if cell.was_run else cell.n,
+        }
         if columns[name].names_data and cell.was_run:
             parts["_data"] = _data(columns[name], about)
         found |= {f"{name}{part}": (value, origin) for part, value in parts.items()}
     published = spec.published(line.name)
     told = f"{artefact.published_path}#/{artefact.same_as or artefact.stem}/{line.name}"
-    found |= {f"published_{name}": (published.values.get(name) if published else None, f"{told}/{name}") for name in row.cells}
-    return found | {"published_model": (published and published.model, told), "published_source": (published and published.source, told)}
+    found |= {
+        f"published_{name}": (published.values.get(name) if published else None, f"{told}/{name}")
+        for name in row.cells
+    }
+    return found | {
+        "published_model": (published and published.model, told),
+        "published_source": (published and published.source, told),
+    }
 
 
 def _of_several_seeds(rows: list[Row]) -> list[str]:
@@ -94,15 +135,24 @@ def _one(files: tuple[str, ...]) -> Origin:
 # --- Markdown ---
 
 
-def _markdown(artefact: Artefact, spec: Table, rows: list[Row], judgements: Sequence[Judgement], about: About) -> str:
+def _markdown(
+    artefact: Artefact, spec: Table, rows: list[Row], judgements: Sequence[Judgement], about: About
+) -> str:
     """The Markdown: our numbers beside or above the papers', then the notes that a reader needs."""
     shown = {(entry.model, entry.source) for line in spec.lines for entry in spec.printed(line.name)}
     below = len(shown) > 1  # in a table of their own, which names the model and the source of each row
     beside = next(iter(shown))[0] if len(shown) == 1 else None
     caption = {f"{column}_n": _most(rows, column) for column in rows[0].cells}
-    caption |= {f"{column}_chance": f"{chance:g}" for column in rows[0].cells if (chance := spec.chance(column)) is not None}
+    caption |= {
+        f"{column}_chance": f"{chance:g}"
+        for column in rows[0].cells
+        if (chance := spec.chance(column)) is not None
+    }
     lines = [
-        f"**{artefact.spec.label}. Ours, {about.where('`')}{f'; the paper{chr(39)}s, {beside}' if beside else ''}.**",
+        (
+            f"**{artefact.spec.label}. Ours,"
+            f" {about.where('`')}{f'; the paper{chr(39)}s, {beside}' if beside else ''}.**"
+        ),
         *(line.format_map(caption) for line in spec.caption),
         *(column.note for column in _shown(spec, rows) if column.note),
         *[OVER_SEEDS.format(what) for what in _of_several_seeds(rows)],
@@ -123,11 +173,15 @@ def _markdown(artefact: Artefact, spec: Table, rows: list[Row], judgements: Sequ
 
 def _counts(spec: Table, judgements: Sequence[Judgement]) -> str:
     """How many of the papers' claims, and how many of our own questions, have each verdict."""
-    theirs = [(claim.paper, j.verdict) for claim, j in zip(spec.claims, judgements, strict=True) if not claim.ours]
+    theirs = [
+        (claim.paper, j.verdict) for claim, j in zip(spec.claims, judgements, strict=True) if not claim.ours
+    ]
     ours = [j.verdict for claim, j in zip(spec.claims, judgements, strict=True) if claim.ours]
     whose = "papers'" if len({paper for paper, _ in theirs}) > 1 else "paper's"
     counted = {f"of the {whose} claims": [verdict for _, verdict in theirs], "of our own questions": ours}
-    return "; ".join(f"{what}: {tally(verdicts)}" for what, verdicts in counted.items() if verdicts).capitalize()
+    return "; ".join(
+        f"{what}: {tally(verdicts)}" for what, verdicts in counted.items() if verdicts
+    ).capitalize()
 
 
 def _most(rows: list[Row], column: str) -> str:
@@ -148,29 +202,49 @@ def _heading(column: Column, about: About) -> str:
 
 def _shown(spec: Table, rows: list[Row]) -> list[Column]:
     """The columns of the Markdown."""
-    return [c for c in spec.columns if c.shown and not (c.optional and not any(row.cells[c.name].was_run for row in rows))]
+    return [
+        c
+        for c in spec.columns
+        if c.shown and not (c.optional and not any(row.cells[c.name].was_run for row in rows))
+    ]
 
 
 def _ours(spec: Table, rows: list[Row], about: About, beside: bool) -> str:
     # The other columns have published numbers alone, and are shown where those are.
-    rows = [row for row in rows if row.line.run or any(row.line.cells.values()) or (beside and spec.published(row.line.name))]
+    rows = [
+        row
+        for row in rows
+        if row.line.run or any(row.line.cells.values()) or (beside and spec.published(row.line.name))
+    ]
     columns = _shown(spec, rows)
     header = [*(spec.texts.values() or ["Run"]), *(["Trained", "Tokens"] if spec.trained else [])]
     counted = {c.name for c in columns if c.unit == "percent" and not c.derived}
-    items = {name: {row.cells[name].n for row in rows if isinstance(row.cells[name].n, int)} for name in counted}
-    same = {name: len(ns) == 1 for name, ns in items.items()}  # if one, n stands in the header, else in each cell
+    items = {
+        name: {row.cells[name].n for row in rows if isinstance(row.cells[name].n, int)} for name in counted
+    }
+    # if one, n stands in the header, else in each cell
+    same = {name: len(ns) == 1 for name, ns in items.items()}
     titles = {c.name: _heading(c, about) for c in columns}
-    header += [f"{titles[c.name]} (n={next(iter(items[c.name]))})" if same.get(c.name) else titles[c.name] for c in columns]
+    header += [
+        f"{titles[c.name]} (n={next(iter(items[c.name]))})" if same.get(c.name) else titles[c.name]
+        for c in columns
+    ]
     printed_columns = [c for c in columns if c.name in spec.published_columns] if beside else []
     header += [f"paper's {_plain(c)}" for c in printed_columns]
     shown = []
     for row in rows:
         texts = [_word(row.line.text.get(text)) for text in spec.texts] or [f"`{row.line.name}`"]
-        cells = [_number(c, row.cells[c.name], c.name in counted and not same[c.name]) + _trainings(row, row.cells[c.name]) for c in columns]
+        cells = [
+            _number(c, row.cells[c.name], c.name in counted and not same[c.name])
+            + _trainings(row, row.cells[c.name])
+            for c in columns
+        ]
         published = spec.published(row.line.name)
         printed = published.values if published else {}
         cells += [_printed(c, printed.get(c.name)) for c in printed_columns]
-        shown.append([texts[0] + _marks(row), *texts[1:], *(_costs(spec, row) if spec.trained else []), *cells])
+        shown.append(
+            [texts[0] + _marks(row), *texts[1:], *(_costs(spec, row) if spec.trained else []), *cells]
+        )
     return markdown(header, shown)
 
 
@@ -183,11 +257,16 @@ def _marks(row: Row) -> str:
     """The warnings that stand before a row's numbers."""
     if not row.was_run:
         return ""
-    return f", {row.seeds} seeds" * (row.seeds > 1) + " (collapsed)" * bool(row.facts.get("collapsed")) + " (gate failed)" * (row.gate == FAILED)
+    return (
+        f", {row.seeds} seeds" * (row.seeds > 1)
+        + " (collapsed)" * bool(row.facts.get("collapsed"))
+        + " (gate failed)" * (row.gate == FAILED)
+    )
 
 
 def _costs(spec: Table, row: Row) -> list[str]:
-    """Trained parameters, and tokens of each step: unique ones x epochs where the table asks for them and the steps' records say them."""
+    """Trained parameters, and tokens of each step: unique ones x epochs where the table asks for them and the
+    steps' records say them."""
     if "trainable_params" not in row.facts:
         return [NOT_RUN, NOT_RUN]
     if row.facts.get("doses") is not None:
@@ -200,7 +279,12 @@ def _costs(spec: Table, row: Row) -> list[str]:
 def _published(spec: Table, rows: list[Row]) -> str:
     columns = [c for c in spec.columns if c.name in spec.published_columns]
     shown = [
-        [f"`{line.name}`", published.model, *(_printed(c, published.values.get(c.name)) for c in columns), published.source]
+        [
+            f"`{line.name}`",
+            published.model,
+            *(_printed(c, published.values.get(c.name)) for c in columns),
+            published.source,
+        ]
         for line in (row.line for row in rows)
         for published in spec.printed(line.name)
     ]

@@ -1,4 +1,5 @@
-"""Writes results/reference/spreads.csv: how far trainings of a run with several seeds are apart, from the committed records.
+"""Writes results/reference/spreads.csv: how far trainings of a run with several seeds are apart, from the
+committed records.
 
 `python -m relinear.draw.trainings`; `relinear.draw.spreads` says what the file is for.
 """
@@ -13,7 +14,17 @@ from typing import NamedTuple
 from relinear import records
 from relinear.core import store
 from relinear.draw.render import write_csv
-from relinear.draw.spreads import ABSOLUTE_KIND, ANY, COLUMNS, RELATIVE, RELATIVE_KIND, SHARES, SPREADS, Of, of_training
+from relinear.draw.spreads import (
+    ABSOLUTE_KIND,
+    ANY,
+    COLUMNS,
+    RELATIVE,
+    RELATIVE_KIND,
+    SHARES,
+    SPREADS,
+    Of,
+    of_training,
+)
 from relinear.plan.measured import load
 from relinear.plan.names import split
 
@@ -30,8 +41,10 @@ class Pool(NamedTuple):
 
 def spreads_of(reference: Path) -> list[dict[str, str | float]]:
     """The rows of the file, from all committed runs that have further seeds."""
-    parts: dict[Key, list[tuple[float, int, str]]] = defaultdict(list)  # the variance of one number of one run, its freedom, and the run
-    whole: set[str] = set()  # measures of whole models: with a part switched off, a model breaks, and two break differently
+    # the variance of one number of one run, its freedom, and the run
+    parts: dict[Key, list[tuple[float, int, str]]] = defaultdict(list)
+    # measures of whole models: with a part switched off, a model breaks, and two break differently
+    whole: set[str] = set()
     for run, values in _repeated(reference):
         for (of, part_off, _), own in values.items():
             scale = math.fsum(own) / len(own) if of.metric in RELATIVE else 1.0
@@ -39,7 +52,8 @@ def spreads_of(reference: Path) -> list[dict[str, str | float]]:
                 parts[of.method, of.measure, of.metric].append((variance(own) / scale**2, len(own) - 1, run))
                 whole |= set() if part_off else {of.measure}
     pools = {of: _pool(own) for of, own in parts.items()}
-    wider: dict[Key, list[Pool]] = defaultdict(list)  # the largest of these stands for what has no spread of its own
+    # the largest of these stands for what has no spread of its own
+    wider: dict[Key, list[Pool]] = defaultdict(list)
     for (method, measure, metric), pool in pools.items():
         wider[ANY, measure, metric].append(pool)
         if measure in whole:
@@ -51,13 +65,17 @@ def spreads_of(reference: Path) -> list[dict[str, str | float]]:
     rows = pools | {of: max(own, key=lambda pool: pool.sd) for of, own in wider.items()}
     kinds = {of: RELATIVE_KIND if of[2] in (*RELATIVE, RELATIVE_KIND) else ABSOLUTE_KIND for of in rows}
     return [
-        dict(zip(COLUMNS, (*of, kinds[of], pool.sd, pool.freedom, " ".join(pool.runs)), strict=True)) for of, pool in sorted(rows.items())
-    ]  # fmt: skip
+        dict(zip(COLUMNS, (*of, kinds[of], pool.sd, pool.freedom, " ".join(pool.runs)), strict=True))
+        for of, pool in sorted(rows.items())
+    ]
 
 
 def _pool(parts: list[tuple[float, int, str]]) -> Pool:
-    """Numbers of one run are of the same trainings: they make its variance surer, and give no degrees of freedom more."""
-    pooled = math.fsum(freedom * variance for variance, freedom, _ in parts) / sum(freedom for _, freedom, _ in parts)
+    """Numbers of one run are of the same trainings: they make its variance surer, and give no degrees of
+    freedom more."""
+    pooled = math.fsum(freedom * variance for variance, freedom, _ in parts) / sum(
+        freedom for _, freedom, _ in parts
+    )
     runs: dict[str, int] = {}
     for _, freedom, run in parts:
         runs[run] = max(runs.get(run, 0), freedom)
@@ -65,8 +83,9 @@ def _pool(parts: list[tuple[float, int, str]]) -> Pool:
 
 
 def _repeated(reference: Path) -> Iterator[tuple[str, dict[tuple[Of, bool, str], list[float]]]]:
-    """Each committed run that was trained again, and the values of each of its readings over these trainings, by what they are of, whether a part was
-    switched off, and where. A measurement of which several folders hold copies counts once."""
+    """Each committed run that was trained again, and the values of each of its readings over these trainings,
+    by what they are of, whether a part was switched off, and where. A measurement of which several folders
+    hold copies counts once."""
     seen: set[tuple[str, str]] = set()  # key and start
     for place in store.campaigns(reference):
         folder = place / "runs"
@@ -80,14 +99,22 @@ def _repeated(reference: Path) -> Iterator[tuple[str, dict[tuple[Of, bool, str],
             for path in (folder / run, *repeats):
                 for measure in store.parts(path):
                     record = records.believed(measure)
-                    if record is None or not record.get("measure") or (record["key"], record["started"]) in seen:
+                    if (
+                        record is None
+                        or not record.get("measure")
+                        or (record["key"], record["started"]) in seen
+                    ):
                         continue
                     seen.add((record["key"], record["started"]))
                     found = load(measure)
                     for reading in found.readings:
                         of = of_training(found, reading)
                         if of is not None and reading.value is not None and reading.stderr is not None:
-                            values[of, bool(record["config"].get("without")), f"{reading.of} {sorted(reading.at.items())}"].append(reading.value)
+                            values[
+                                of,
+                                bool(record["config"].get("without")),
+                                f"{reading.of} {sorted(reading.at.items())}",
+                            ].append(reading.value)
             yield f"{place.name}/{run}", values
 
 

@@ -14,25 +14,40 @@ Pairs = Mapping[tuple[int, int], tuple[np.ndarray, np.ndarray]]
 
 
 def per_head(found: Measured, metric: str) -> np.ndarray:
-    """The readings of a metric of attention at every layer and head, [layers, heads]. Raises ValueError where one is missing."""
-    values = {(r.at["layer"], r.at["head"]): r.value for r in found.all(metric, "attention") if set(r.at) == {"layer", "head"}}
+    """The readings of a metric of attention at every layer and head, [layers, heads]. Raises ValueError where
+    one is missing."""
+    values = {
+        (r.at["layer"], r.at["head"]): r.value
+        for r in found.all(metric, "attention")
+        if set(r.at) == {"layer", "head"}
+    }
     shape = [1 + int(max((at[axis] for at in values), default=-1)) for axis in (0, 1)]
     if not values or len(values) != shape[0] * shape[1]:
-        raise ValueError(f"{found.source.file}: {metric} of attention is read at {len(values)} heads of {shape[0]} layers x {shape[1]} heads")
+        raise ValueError(
+            f"{found.source.file}: {metric} of attention is read at {len(values)} heads of {shape[0]} layers"
+            f" x {shape[1]} heads"
+        )
     return np.array([[values[layer, head] for head in range(shape[1])] for layer in range(shape[0])])
 
 
 def tensors_in(path: Path) -> dict[str, np.ndarray]:
-    """What a measurement left beside its readings. Raises FileNotFoundError for a folder that was copied without it, as committed ones are."""
+    """What a measurement left beside its readings. Raises FileNotFoundError for a folder that was copied
+    without it, as committed ones are."""
     if not path.is_file():
-        raise FileNotFoundError(f"{path} is missing; attention weights lie where they were measured, and these are not committed")
+        raise FileNotFoundError(
+            f"{path} is missing; attention weights lie where they were measured, and these are not committed"
+        )
     return load_file(path)
 
 
 def read_weights(path: Path) -> Pairs:
     """The pairs of weights in a file, by layer and head."""
     tensors = tensors_in(path)
-    places = {(int(m[1]), int(m[2])) for key in tensors if (m := re.fullmatch(r"(?:softmax|method)\.(\d+)\.(\d+)", key))}
+    places = {
+        (int(m[1]), int(m[2]))
+        for key in tensors
+        if (m := re.fullmatch(r"(?:softmax|method)\.(\d+)\.(\d+)", key))
+    }
     if not places:
         raise ValueError(f"{path}: no weights 'softmax.<layer>.<head>'; have {sorted(tensors)}")
     pairs = {}
@@ -48,7 +63,8 @@ def read_weights(path: Path) -> Pairs:
 
 
 def read_points(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """The scores and the weights in a file, pair by pair. Raises ValueError where one is missing or not finite."""
+    """The scores and the weights in a file, pair by pair. Raises ValueError where one is missing or not
+    finite."""
     tensors = tensors_in(path)
     for key in ("scores", "weights"):
         if key not in tensors or not np.isfinite(tensors[key]).all():

@@ -1,4 +1,5 @@
-"""The layer that takes an attention layer's place, with the teacher's projections around a method, and the places of such layers in a model."""
+"""The layer that takes an attention layer's place, with the teacher's projections around a method, and the
+places of such layers in a model."""
 
 import functools
 from collections.abc import Callable
@@ -11,11 +12,13 @@ from transformers import PreTrainedModel
 
 from relinear.attention._base import Attention, Inputs, softmax_output
 
-PIECE = 2048  # tokens whose intermediate values fit a core's caches, so that a long prompt takes time linear in its length
+# tokens whose intermediate values fit a core's caches, so that a long prompt takes time linear in its length
+PIECE = 2048
 
 
 class LinearizedAttention(nn.Module):
-    """The teacher's projections around a method instead of softmax attention. Same names, same call as the layer it replaces."""
+    """The teacher's projections around a method instead of softmax attention. Same names, same call as the
+    layer it replaces."""
 
     causal = True  # a token sees only the tokens before it
     PARTS: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")
@@ -25,9 +28,11 @@ class LinearizedAttention(nn.Module):
         for name in self.PARTS:
             if hasattr(teacher, name):
                 setattr(self, name, getattr(teacher, name))
-        self.layer_idx: int | None = getattr(teacher, "layer_idx", None)  # its place in the cache; None where the teacher has none
+        # its place in the cache; None where the teacher has none
+        self.layer_idx: int | None = getattr(teacher, "layer_idx", None)
         self.method = method
-        self.recording: list[Tensor] | None = None  # while it is a list: each input is kept, and the layer computes the teacher's softmax attention
+        # while it is a list: each input is kept, and the layer computes the teacher's softmax attention
+        self.recording: list[Tensor] | None = None
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q ``[B, T, H, D]``, k and v ``[B, T, Hkv, D]`` before any rotary embedding."""
@@ -38,12 +43,15 @@ class LinearizedAttention(nn.Module):
     def output(self, y: Tensor) -> Tensor:
         return self.o_proj(y)
 
-    def inputs(self, x: Tensor, position_embeddings: tuple[Tensor, Tensor] | None, key_mask: Tensor | None) -> Inputs:
+    def inputs(
+        self, x: Tensor, position_embeddings: tuple[Tensor, Tensor] | None, key_mask: Tensor | None
+    ) -> Inputs:
         """The method's inputs, as the teacher projects them. x ``[B, T, hidden]``."""
         return Inputs(x, *self.project(x), *(position_embeddings or (None, None)), key_mask)
 
     def attend(self, inputs: Inputs, state) -> tuple[Tensor, Any]:
-        """The method over a piece of any length: on a CPU, where no gradient is kept, `PIECE` tokens at a time."""
+        """The method over a piece of any length: on a CPU, where no gradient is kept, `PIECE` tokens at a
+        time."""
         if inputs.x.is_cuda or torch.is_grad_enabled() or inputs.x.shape[1] <= PIECE:
             return self.method(inputs, state)
         outputs = []
@@ -63,25 +71,39 @@ class LinearizedAttention(nn.Module):
         return torch.cat(outputs)[documents.order].unflatten(0, (batch, length))
 
     def in_turn(self, inputs: Inputs, layer, unpadded) -> Tensor:
-        """Head outputs of a piece with padding between or after its tokens: rows with as many tokens together, and without their padding, so
-        that it moves no window (`relinear.linearize.documents.Rows`). A row without tokens keeps its state."""
+        """Head outputs of a piece with padding between or after its tokens: rows with as many tokens
+        together, and without their padding, so that it moves no window (`relinear.linearize.documents.Rows`).
+        A row without tokens keeps its state."""
         batch, length = inputs.x.shape[:2]
         if layer.state is None:
             layer.state = self.method.init_state(batch, inputs.x.device)
         tokens = [None if x is None else x.expand(batch, *x.shape[1:]).flatten(0, 1) for x in inputs[:-1]]
         y = inputs.v.new_zeros(batch * length, self.method.heads.heads, self.method.heads.dim)
         for rows, places in unpadded:
-            part, after = self.attend(Inputs(*(None if x is None else x[places] for x in tokens)), layer.rows(rows))
+            part, after = self.attend(
+                Inputs(*(None if x is None else x[places] for x in tokens)), layer.rows(rows)
+            )
             y = y.index_copy(0, places.flatten(), part.flatten(0, 1).to(y.dtype))
             layer.put(rows, after)
         layer.advance(layer.state, length)
         return y.unflatten(0, (batch, length))
 
     def forward(
-        self, hidden_states, position_embeddings=None, attention_mask=None, past_key_values=None, cache=None, documents=None, unpadded=None, **kwargs
+        self,
+        hidden_states,
+        position_embeddings=None,
+        attention_mask=None,
+        past_key_values=None,
+        cache=None,
+        documents=None,
+        unpadded=None,
+        **kwargs,
     ):
-        # `Linearized.forward` sends the padding mask down as [B, 1, 1, T]; with no column, or None, every token is real.
-        key_mask = None if attention_mask is None or attention_mask.shape[-1] == 0 else attention_mask[:, 0, 0]
+        # `Linearized.forward` sends the padding mask down as [B, 1, 1, T]; with no column, or None, every
+        # token is real.
+        key_mask = (
+            None if attention_mask is None or attention_mask.shape[-1] == 0 else attention_mask[:, 0, 0]
+        )
         inputs = self.inputs(hidden_states, position_embeddings, key_mask)
         if self.recording is not None:
             self.recording.append(hidden_states)
@@ -129,14 +151,18 @@ class Layout(NamedTuple):
 
     def windows(self, model: PreTrainedModel) -> list[int | None]:
         """The sliding window that the teacher itself limits each layer to; None where it sees everything."""
-        whole = getattr(model.config, "sliding_window", None)  # one for all layers, where a layer does not name its own (Mistral)
+        # one for all layers, where a layer does not name its own (Mistral)
+        whole = getattr(model.config, "sliding_window", None)
         return [
-            layer.method.heads.window if isinstance(layer, LinearizedAttention) else getattr(layer, "sliding_window", whole)
+            layer.method.heads.window
+            if isinstance(layer, LinearizedAttention)
+            else getattr(layer, "sliding_window", whole)
             for layer in self.attention_layers(model)
         ]
 
     def rotary(self, model: PreTrainedModel, x: Tensor) -> list[tuple[Tensor, Tensor] | None]:
-        """Each layer's rotary cosines and sines for a sequence from its start, in the dtype of x ``[B, T, hidden]``."""
+        """Each layer's rotary cosines and sines for a sequence from its start, in the dtype of x ``[B, T,
+        hidden]``."""
         layers, embedding = len(self.blocks(model)), getattr(model.base_model, "rotary_emb", None)
         if embedding is None:
             return [None] * layers

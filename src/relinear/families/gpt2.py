@@ -28,7 +28,8 @@ class FusedLinearizedAttention(LinearizedAttention):
 
 
 class Options(_base.Options):
-    """Sizes of one from scratch, by the names that other families have for them. The MLP is four times as wide as the model; nothing is dropped."""
+    """Sizes of one from scratch, by the names that other families have for them. The MLP is four times as
+    wide as the model; nothing is dropped."""
 
     hidden_size: PositiveInt = 64
     num_hidden_layers: PositiveInt = 2
@@ -39,7 +40,9 @@ class Options(_base.Options):
     @model_validator(mode="after")
     def _fit(self) -> Self:
         if self.hidden_size % self.num_attention_heads:
-            raise ValueError(f"hidden_size must be a multiple of num_attention_heads, {self.num_attention_heads}")
+            raise ValueError(
+                f"hidden_size must be a multiple of num_attention_heads, {self.num_attention_heads}"
+            )
         return self
 
 
@@ -53,10 +56,19 @@ class Family(_family.Family):
         """A GPT-2 of random weights with the byte tokenizer."""
         given, tokenizer = Options.parse(self.name, dict(options)), byte_tokenizer()
         config = GPT2Config(
-            vocab_size=len(tokenizer), n_embd=given.hidden_size, n_layer=given.num_hidden_layers, n_head=given.num_attention_heads,
-            n_positions=given.max_position_embeddings, initializer_range=given.initializer_range, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
-            bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
-        )  # fmt: skip
+            vocab_size=len(tokenizer),
+            n_embd=given.hidden_size,
+            n_layer=given.num_hidden_layers,
+            n_head=given.num_attention_heads,
+            n_positions=given.max_position_embeddings,
+            initializer_range=given.initializer_range,
+            resid_pdrop=0.0,
+            embd_pdrop=0.0,
+            attn_pdrop=0.0,
+            bos_token_id=tokenizer.bos_token_id,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+        )
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             return GPT2LMHeadModel(config).to(dtype).eval(), tokenizer

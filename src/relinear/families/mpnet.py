@@ -1,7 +1,8 @@
 """MPNet: BERT under other names, but for a bias that its relative positions add to the scores of all layers.
 
-A map of q and k cannot express that bias, so it is zeroed when a model is opened: teacher and student then see q.k alone, as in BERT. It is
-another model than the one that was trained, and tables that stand on it must say so.
+A map of q and k cannot express that bias, so it is zeroed when a model is opened: teacher and student then
+see q.k alone, as in BERT. It is another model than the one that was trained, and tables that stand on it must
+say so.
 """
 
 import torch
@@ -15,7 +16,10 @@ from relinear.families._layer import EncoderAttention, Layout
 
 
 def position_bias(
-    self: MPNetEncoder, x: Float[Tensor, "B T C"], position_ids: Int64[Tensor, "B T"] | None = None, num_buckets: int = 32
+    self: MPNetEncoder,
+    x: Float[Tensor, "B T C"],
+    position_ids: Int64[Tensor, "B T"] | None = None,
+    num_buckets: int = 32,
 ) -> Float[Tensor, "B H T T"]:
     """The bias of relative positions, as transformers computes it, but on the device of `x` throughout.
 
@@ -23,7 +27,9 @@ def position_bias(
     """
     at = torch.arange(x.size(1), device=x.device)[None] if position_ids is None else position_ids
     buckets = self.relative_position_bucket(at[:, None, :] - at[:, :, None], num_buckets=num_buckets)
-    return self.relative_attention_bias(buckets).permute(0, 3, 1, 2).expand(x.size(0), -1, -1, -1).contiguous()
+    return (
+        self.relative_attention_bias(buckets).permute(0, 3, 1, 2).expand(x.size(0), -1, -1, -1).contiguous()
+    )
 
 
 MPNetEncoder.compute_position_bias = position_bias
@@ -51,7 +57,8 @@ class Family(_family.Family):
 
     def positions(self, model):
         """Its longest sequence: the table of positions less its first rows, which no token has."""
-        return model.config.max_position_embeddings - model.embeddings.padding_idx - 1  # the first rows of the table belong to no token
+        # the first rows of the table belong to no token
+        return model.config.max_position_embeddings - model.embeddings.padding_idx - 1
 
     def open(self, folders, dtype):
         """Model and tokenizer, the relative position bias set to zero: linear attention has none."""

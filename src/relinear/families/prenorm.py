@@ -1,7 +1,9 @@
-"""An encoder that normalises before attention and MLP, with learned positions: the one of Nystromformer's code for Long Range Arena (Xiong et
-al. 2021), which Hedgehog's Tables 6 and 13 are made with. It is from scratch, and its tokens are numbers.
+"""An encoder that normalises before attention and MLP, with learned positions: the one of Nystromformer's
+code for Long Range Arena (Xiong et al. 2021), which Hedgehog's Tables 6 and 13 are made with. It is from
+scratch, and its tokens are numbers.
 
-transformers has it as RobertaPreLayerNorm, which normalises the embeddings, too, and adds types to them. Token 0 is padding.
+transformers has it as RobertaPreLayerNorm, which normalises the embeddings, too, and adds types to them.
+Token 0 is padding.
 """
 
 from typing import Annotated, Self
@@ -20,7 +22,8 @@ Share = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Options(_base.Options):
-    """Sizes as RobertaPreLayerNormConfig names them, but for two: `vocabulary`, the number of tokens with padding, and `positions`."""
+    """Sizes as RobertaPreLayerNormConfig names them, but for two: `vocabulary`, the number of tokens with
+    padding, and `positions`."""
 
     vocabulary: PositiveInt
     positions: PositiveInt
@@ -29,13 +32,16 @@ class Options(_base.Options):
     num_hidden_layers: PositiveInt = 2
     num_attention_heads: PositiveInt = 2
     hidden_dropout_prob: Share = 0.1
-    attention_probs_dropout_prob: Share = 0.1  # of softmax attention alone: the code that these sizes come from has none in linear attention
+    # of softmax attention alone: the code that these sizes come from has none in linear attention
+    attention_probs_dropout_prob: Share = 0.1
     initializer_range: PositiveFloat = 0.02
 
     @model_validator(mode="after")
     def _fit(self) -> Self:
         if self.hidden_size % self.num_attention_heads:
-            raise ValueError(f"hidden_size must be a multiple of num_attention_heads, {self.num_attention_heads}")
+            raise ValueError(
+                f"hidden_size must be a multiple of num_attention_heads, {self.num_attention_heads}"
+            )
         return self
 
 
@@ -54,9 +60,13 @@ class Family(_family.Family):
         """An encoder of random weights, and a tokenizer with one token for each number."""
         given = Options.parse(self.name, dict(options))
         config = RobertaPreLayerNormConfig(
-            **given.model_dump(exclude={"vocabulary", "positions"}), vocab_size=given.vocabulary, max_position_embeddings=given.positions + 1,
-            pad_token_id=0, bos_token_id=None, eos_token_id=None,
-        )  # fmt: skip
+            **given.model_dump(exclude={"vocabulary", "positions"}),
+            vocab_size=given.vocabulary,
+            max_position_embeddings=given.positions + 1,
+            pad_token_id=0,
+            bos_token_id=None,
+            eos_token_id=None,
+        )
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             return RobertaPreLayerNormModel(config).to(dtype).eval(), number_tokenizer(given.vocabulary)

@@ -1,4 +1,5 @@
-"""A Llama from scratch. Its default sizes are the smoke scale's, awkward on purpose: grouped KV heads, a head count that is no power of two."""
+"""A Llama from scratch. Its default sizes are the smoke scale's, awkward on purpose: grouped KV heads, a head
+count that is no power of two."""
 
 from typing import Self
 
@@ -12,7 +13,8 @@ from relinear.families import _family
 
 
 class Options(_base.Options):
-    """The model's sizes, as LlamaConfig names them; `vocabulary`: so many tokens that are numbers, for data that are no text, instead of bytes."""
+    """The model's sizes, as LlamaConfig names them; `vocabulary`: so many tokens that are numbers, for data
+    that are no text, instead of bytes."""
 
     vocabulary: PositiveInt | None = None
     hidden_size: PositiveInt = 96
@@ -28,7 +30,9 @@ class Options(_base.Options):
     @model_validator(mode="after")
     def _fit(self) -> Self:
         if self.num_attention_heads % self.num_key_value_heads:
-            raise ValueError(f"num_attention_heads must be a multiple of num_key_value_heads, {self.num_key_value_heads}")
+            raise ValueError(
+                f"num_attention_heads must be a multiple of num_key_value_heads, {self.num_key_value_heads}"
+            )
         if self.head_dim % 2:
             raise ValueError("head_dim must be even: rotary embeddings turn pairs")
         return self
@@ -70,8 +74,12 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
     backend = Tokenizer(models.BPE(vocab=vocab, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token=special[0], eos_token=special[1], pad_token=special[1])
-    tokenizer.chat_template = "{% for m in messages %}{{ m.role }}: {{ m.content }}<|im_end|>\n{% endfor %}assistant: "
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend, bos_token=special[0], eos_token=special[1], pad_token=special[1]
+    )
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m.role }}: {{ m.content }}<|im_end|>\n{% endfor %}assistant: "
+    )
     return tokenizer
 
 

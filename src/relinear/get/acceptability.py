@@ -1,7 +1,8 @@
-"""Sentences of the Brown corpus, 70 % as they are and 30 % with one error that its tags tell how to make: what CoLA asks of sentences.
+"""Sentences of the Brown corpus, 70 % as they are and 30 % with one error that its tags tell how to make:
+what CoLA asks of sentences.
 
-Each is in lower case and ends as it did, so that neither gives the label away. Some sentences stay grammatical with their error, such as one that
-loses a preposition: no classifier gets them all, as in CoLA.
+Each is in lower case and ends as it did, so that neither gives the label away. Some sentences stay
+grammatical with their error, such as one that loses a preposition: no classifier gets them all, as in CoLA.
 """
 
 import hashlib
@@ -11,8 +12,27 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 SPOILT = 0.3  # of all sentences, CoLA's share
-CASES = {"he": "him", "she": "her", "they": "them", "i": "me", "we": "us", "him": "he", "them": "they", "me": "i", "us": "we"}
-NUMBERS = {"is": "are", "are": "is", "was": "were", "were": "was", "has": "have", "have": "has", "does": "do", "do": "does"}
+CASES = {
+    "he": "him",
+    "she": "her",
+    "they": "them",
+    "i": "me",
+    "we": "us",
+    "him": "he",
+    "them": "they",
+    "me": "i",
+    "us": "we",
+}
+NUMBERS = {
+    "is": "are",
+    "are": "is",
+    "was": "were",
+    "were": "was",
+    "has": "have",
+    "have": "has",
+    "does": "do",
+    "do": "does",
+}
 PLURAL = {"these", "those", "many", "few", "several"}
 APART = {("jj", "nn"), ("at", "nn"), ("at", "jj"), ("md", "vb"), ("to", "vb"), ("in", "at")}
 VERBS = ("vb", "vbd", "vbz", "vbn", "bez", "ber", "bedz", "bed", "md")
@@ -63,7 +83,11 @@ def _number(words: Words, i: int) -> Words | None:
     before = words[i - 1][0] if i else ""
     if tag == "nn" and before in ("a", "an", "this", "that", "each", "every"):
         return _at(words, i, (word + "s", "nns"))
-    return _at(words, i, (word[:-1], "nn")) if tag == "nns" and before in PLURAL and re.search("[^s]s$", word) else None
+    return (
+        _at(words, i, (word[:-1], "nn"))
+        if tag == "nns" and before in PLURAL and re.search("[^s]s$", word)
+        else None
+    )
 
 
 def _tense(words: Words, i: int) -> Words | None:
@@ -74,12 +98,21 @@ def _tense(words: Words, i: int) -> Words | None:
 
 
 ERRORS: tuple[Callable[[Words, int], Words | None], ...] = (
-    _agreement, _case, _determiner_lost, _verb_lost, _preposition_lost, _subject_lost, _swapped, _number, _tense,
-)  # fmt: skip
+    _agreement,
+    _case,
+    _determiner_lost,
+    _verb_lost,
+    _preposition_lost,
+    _subject_lost,
+    _swapped,
+    _number,
+    _tense,
+)
 
 
 def spoilt(words: Words, rng: random.Random) -> Words | None:
-    """The words with one error of one kind; each kind that the sentence allows is equally likely. None where it allows none."""
+    """The words with one error of one kind; each kind that the sentence allows is equally likely. None where
+    it allows none."""
     for error in rng.sample(ERRORS, len(ERRORS)):
         if found := [changed for i in range(len(words)) if (changed := error(words, i)) is not None]:
             return rng.choice(found)
@@ -92,8 +125,9 @@ def written(words: Words) -> str:
 
 
 def sentences(folder: Path, fewest: int, most: int | None) -> Iterator[tuple[str, int, str]]:
-    """Split, label (1: as it stands in the corpus) and text of each sentence of so many words, without quotes, brackets and figures. A tenth of the
-    files is held out, by their hash; which sentences are spoilt, and how, is by theirs."""
+    """Split, label (1: as it stands in the corpus) and text of each sentence of so many words, without
+    quotes, brackets and figures. A tenth of the files is held out, by their hash; which sentences are spoilt,
+    and how, is by theirs."""
     for path in sorted(folder.rglob("c[a-r][0-9][0-9]")):
         text = path.read_text(encoding="utf-8")
         split = "heldout" if hashlib.sha256(text.encode()).digest()[0] < 26 else "train"
@@ -101,7 +135,11 @@ def sentences(folder: Path, fewest: int, most: int | None) -> Iterator[tuple[str
             pairs = [token.rpartition("/")[::2] for token in line.split()]
             words = [(word.lower(), tag.partition("-")[0]) for word, tag in pairs]
             count = sum(word.isalpha() for word, _ in words)
-            if not fewest <= count <= (most or count) or any(not re.fullmatch(r"[a-z'-]+|[.,;:?!]", word) for word, _ in words) or not count:
+            if (
+                not fewest <= count <= (most or count)
+                or any(not re.fullmatch(r"[a-z'-]+|[.,;:?!]", word) for word, _ in words)
+                or not count
+            ):
                 continue
             rng = random.Random(hashlib.sha256(written(words).encode()).digest())
             wrong = spoilt(words, rng) if rng.random() < SPOILT else None

@@ -1,4 +1,5 @@
-"""One pass of the model over the transfer data, kept on disk: every run that distills on a small machine shares it."""
+"""One pass of the model over the transfer data, kept on disk: every run that distills on a small machine
+shares it."""
 
 import torch
 from safetensors.torch import save_file
@@ -13,7 +14,8 @@ from relinear.plan.job import Job
 
 
 def work(job: Job) -> dict:
-    """Write `x.safetensors`: ``x`` [sequences, layers, tokens, hidden], the attention inputs of the training sequences in order."""
+    """Write `x.safetensors`: ``x`` [sequences, layers, tokens, hidden], the attention inputs of the training
+    sequences in order."""
     device, dtype = place(job)
     text = Packed(job.parents["text"], "train", job.settings["seq_len"])
     model = linearize(load_teacher(job.parents["model"], dtype, device), "softmax")
@@ -26,4 +28,9 @@ def work(job: Job) -> dict:
         raise FloatingPointError("the model's activations are not finite")
     job.tokens = len(text) * text.seq_len
     save_file({"x": x}, job.out / "x.safetensors")
-    return {"sequences": len(text), "tokens": job.tokens, "layers": x.shape[1], "bytes": x.numel() * x.element_size()}
+    return {
+        "sequences": len(text),
+        "tokens": job.tokens,
+        "layers": x.shape[1],
+        "bytes": x.numel() * x.element_size(),
+    }

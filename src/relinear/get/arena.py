@@ -1,4 +1,5 @@
-"""Tasks in the form of Long Range Arena's (Tay et al. 2021): long sequences of few kinds of tokens, each of one class.
+"""Tasks in the form of Long Range Arena's (Tay et al. 2021): long sequences of few kinds of tokens, each of
+one class.
 
 A task is a file here: `VOCABULARY`, the number of its tokens, and `examples`. Token 0 is padding.
 """
@@ -48,24 +49,41 @@ def distinct(given: Iterable[Example], known: set[bytes]) -> Iterator[Example]:
 
 
 def work(job: Job) -> dict:
-    """Write `{train,heldout}_{tokens,types,ends,labels}.npy`: flat tokens, whether of a second sequence, where each example ends, and its class.
+    """Write `{train,heldout}_{tokens,types,ends,labels}.npy`: flat tokens, whether of a second sequence,
+    where each example ends, and its class.
 
-    No sequence is in both splits, or twice in one. The last `validation` examples to train on are kept aside. Raises UserError for fewer than asked
-    for.
+    No sequence is in both splits, or twice in one. The last `validation` examples to train on are kept aside.
+    Raises UserError for fewer than asked for.
     """
     settings = job.settings
     task = importlib.import_module(f"relinear.get.{settings['task']}")
     folder: Path | None = job.assets.get(settings["source"])
-    facts: dict = {"files": {}, "vocabulary": task.VOCABULARY, **{name: settings[name] for name in ("classes", "scores", "validation")}}
+    facts: dict = {
+        "files": {},
+        "vocabulary": task.VOCABULARY,
+        **{name: settings[name] for name in ("classes", "scores", "validation")},
+    }
     known: set[bytes] = set()
     trained = settings["train"] and settings["train"] + settings["validation"]
-    for split, wanted, seed in (("heldout", settings["test"], f"{HELD_OUT}"), ("train", trained, f"{HELD_OUT} {job.seed}")):
-        found = list(islice(distinct(task.examples(settings, folder, split, random.Random(seed)), known), wanted))
+    for split, wanted, seed in (
+        ("heldout", settings["test"], f"{HELD_OUT}"),
+        ("train", trained, f"{HELD_OUT} {job.seed}"),
+    ):
+        found = list(
+            islice(distinct(task.examples(settings, folder, split, random.Random(seed)), known), wanted)
+        )
         if len(found) < (wanted or (settings["validation"] + 1 if split == "train" else 1)):
-            raise UserError(f"{job.name}: {wanted or 'all'} sequences of {split} asked for, {len(found)} got; lower their number in data.yaml")
+            raise UserError(
+                f"{job.name}: {wanted or 'all'} sequences of {split} asked for, {len(found)} got; lower their"
+                " number in data.yaml"
+            )
         rows = [{"input_ids": np.concatenate([e.tokens, e.second]), "token_type_ids": e.types} for e in found]
-        facts[split] = write(job.out, split, rows, [e.label for e in found], settings["classes"], facts["files"])
+        facts[split] = write(
+            job.out, split, rows, [e.label for e in found], settings["classes"], facts["files"]
+        )
     content = hashlib.sha256(b"".join(sorted(known)))
-    facts["sources"] = {settings["source"] or settings["task"]: {"documents": len(known), "sha256": content.hexdigest()}}
+    facts["sources"] = {
+        settings["source"] or settings["task"]: {"documents": len(known), "sha256": content.hexdigest()}
+    }
     job.tokens = facts["train"]["tokens"] + facts["heldout"]["tokens"]
     return facts

@@ -27,5 +27,7 @@ def write(folder: Path, prompts: Iterable[Asked]) -> Path:
 def read(folder: Path) -> list[Asked]:
     """The prompts of a folder, in their order. Raises UserError where it has none."""
     if not (folder / HELDOUT).is_file():
-        raise UserError(f"{folder} has no prompts that are held out; possible: data of data.yaml with make: prompts")
+        raise UserError(
+            f"{folder} has no prompts that are held out; possible: data of data.yaml with make: prompts"
+        )
     return [Asked(**json.loads(line)) for line in (folder / HELDOUT).read_text(encoding="utf-8").splitlines()]

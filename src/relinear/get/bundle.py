@@ -1,7 +1,8 @@
 """Archives of assets in one file, for a machine without the network or without a registry's client.
 
-The file is a tar of archives as the registries serve them, each as `<sha256>/<name>`. `unpack` compares every hash with the catalogue, so the file
-need not be trusted. What comes from the hub is left out: its client has a cache of its own.
+The file is a tar of archives as the registries serve them, each as `<sha256>/<name>`. `unpack` compares every
+hash with the catalogue, so the file need not be trusted. What comes from the hub is left out: its client has
+a cache of its own.
 """
 
 import os
@@ -18,7 +19,8 @@ HERE = "the hub's assets are not in it: copy the cache of the hub's client (HF_H
 
 
 def pack(names: Iterable[str], catalogue: Mapping[str, Asset | Own], out: Path) -> list[str]:
-    """Download the archives of these assets into the new file `out`; the names that it has. Raises AssetError as `obtain` does."""
+    """Download the archives of these assets into the new file `out`; the names that it has. Raises AssetError
+    as `obtain` does."""
     known = [assets.known(name, catalogue) for name in sorted(set(names))]
     packed = [asset for asset in known if isinstance(asset, Asset) and asset.source != "hub"]
     cache = default_cache()
@@ -40,9 +42,11 @@ def pack(names: Iterable[str], catalogue: Mapping[str, Asset | Own], out: Path) 
 
 
 def unpack(file: Path, catalogue: Mapping[str, Asset | Own], cache: Path | None = None) -> list[str]:
-    """Put the assets whose archives are all in `file` into the cache, as if they had been downloaded; their names.
+    """Put the assets whose archives are all in `file` into the cache, as if they had been downloaded; their
+    names.
 
-    Raises AssetError for a file that is no bundle, or that has an archive which the catalogue does not name or of another hash.
+    Raises AssetError for a file that is no bundle, or that has an archive which the catalogue does not name
+    or of another hash.
     """
     cache = default_cache() if cache is None else cache
     cache.mkdir(parents=True, exist_ok=True)
@@ -64,14 +68,18 @@ def _archives(file: Path, folder: Path, wanted: set[str]) -> Iterator[tuple[str,
                 path = PurePosixPath(member.name)
                 sha = path.parts[0] if member.isfile() and len(path.parts) == 2 else None
                 if sha not in wanted or path.name == "..":
-                    raise AssetError(f"{file}: {member.name!r} is no archive of workflow/assets.yaml; possible: a file that `relinear bundle` made, "
-                                     "of the same commit")  # fmt: skip
+                    raise AssetError(
+                        f"{file}: {member.name!r} is no archive of workflow/assets.yaml; possible: a file"
+                        " that `relinear bundle` made, of the same commit"
+                    )
                 (folder / sha).mkdir(exist_ok=True)
                 with open(folder / sha / path.name, "wb") as copy:
                     shutil.copyfileobj(tar.extractfile(member), copy)
                 yield sha, folder / sha / path.name
     except (tarfile.TarError, EOFError) as error:
-        raise AssetError(f"{file} cannot be read as a bundle: {error}; possible: a file that `relinear bundle` made") from None
+        raise AssetError(
+            f"{file} cannot be read as a bundle: {error}; possible: a file that `relinear bundle` made"
+        ) from None
     except FileNotFoundError:
         raise AssetError(f"no file {file}; possible: a file that `relinear bundle` made") from None
 

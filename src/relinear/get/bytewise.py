@@ -1,7 +1,8 @@
 """Texts as bytes, each text of one of two classes (Long Range Arena's Text), cut to `longest`.
 
-`imdb`, the paper's: reviews, for or against a film. `spam-assassin`: mails, wanted or not, without their headers, which name whom they went
-through. The mails have no splits: a tenth, by the hash of its text alone, is held out.
+`imdb`, the paper's: reviews, for or against a film. `spam-assassin`: mails, wanted or not, without their
+headers, which name whom they went through. The mails have no splits: a tenth, by the hash of its text alone,
+is held out.
 """
 
 import hashlib
@@ -32,7 +33,9 @@ def is_heldout(text: bytes) -> bool:
 
 def spam_assassin(folder: Path, split: str) -> Iterator[tuple[bytes, int]]:
     """The bodies of mails, and whether each is spam. Raises UserError for a folder without mails."""
-    paths = sorted(path for kind in ("easy-ham", "hard-ham", "spam") for path in folder.rglob(f"{kind}-*/*.txt"))
+    paths = sorted(
+        path for kind in ("easy-ham", "hard-ham", "spam") for path in folder.rglob(f"{kind}-*/*.txt")
+    )
     if not paths:
         raise UserError(f"{folder} must hold mails in folders easy-ham-*, hard-ham-* and spam-*; got none")
     for path in paths:
@@ -46,16 +49,23 @@ def imdb(folder: Path, split: str) -> Iterator[tuple[bytes, int]]:
     name = {"train": "train", "heldout": "test"}[split]
     paths = sorted(folder.rglob(f"{name}-*.parquet"))
     if not paths:
-        raise UserError(f"{folder} must hold {name}-*.parquet; got {', '.join(sorted(p.name for p in folder.rglob('*.parquet'))) or 'none'}")
+        raise UserError(
+            f"{folder} must hold {name}-*.parquet; got"
+            f" {', '.join(sorted(p.name for p in folder.rglob('*.parquet'))) or 'none'}"
+        )
     for path in paths:
         table = pyarrow.parquet.read_table(path)
-        yield from zip((text.encode() for text in table["text"].to_pylist()), table["label"].to_pylist(), strict=True)
+        yield from zip(
+            (text.encode() for text in table["text"].to_pylist()), table["label"].to_pylist(), strict=True
+        )
 
 
 SOURCES = {"spam-assassin": spam_assassin, "imdb": imdb}
 
 
-def examples(settings: Mapping[str, Any], folder: Path | None, split: str, rng: random.Random) -> Iterator[Example]:
+def examples(
+    settings: Mapping[str, Any], folder: Path | None, split: str, rng: random.Random
+) -> Iterator[Example]:
     """The texts of a split in a random order."""
     texts = list(SOURCES[settings["source"]](folder, split))
     rng.shuffle(texts)

@@ -2,14 +2,15 @@
 
 Each file of a source is a document. A document is left out, and counted, where it is
     short      fewer characters than `SHORTEST`;
-    language   in another language than asked for, by its beginning (resiliparse, of the languages that manuals are translated to);
-    twice      the same words as an earlier document;
-    near       nearly so: MinHash over `NEAR` words in a row (rensa, 16 bands of 8), which finds 95 % of the pairs that share four fifths of these,
+    language   in another language than asked for, by its beginning (resiliparse, of the languages that
+    manuals are translated to); twice      the same words as an earlier document;
+    near       nearly so: MinHash over `NEAR` words in a row (rensa, 16 bands of 8), which finds 95 % of the
+    pairs that share four fifths of these,
                and 6 % of those that share half;
     items      it shares `SHARED` words in a row with an evaluation item.
 
-The conversion of each source is kept until all is done, so an interrupted one goes on with the next source. Memory: one document, the hashes
-of the items, and a few hundred bytes a document.
+The conversion of each source is kept until all is done, so an interrupted one goes on with the next source.
+Memory: one document, the hashes of the items, and a few hundred bytes a document.
 """
 
 import gzip
@@ -39,7 +40,8 @@ BEGINNING = 5000  # characters by which a language is told
 LANGUAGES = "en de fr es it pt ru ja zh ko pl nl cs sv da fi hu tr el ca uk ro ar fa he id vi nb".split()
 NEAR, SHARED = 5, 13  # words in a row
 PERMUTATIONS, BANDS = 128, 16
-WORD = bytes(c if c >= 128 or chr(c).isalnum() else 32 for c in bytes(range(256)).lower())  # of a word, else a space
+# of a word, else a space
+WORD = bytes(c if c >= 128 or chr(c).isalnum() else 32 for c in bytes(range(256)).lower())
 SPREAD = np.uint64(0x9E3779B97F4A7C15)  # odd: golden ratio of 2^64
 REPEATED = 200  # characters of a paragraph of an item that is looked at once
 SIEVE = 26  # bits of a hash by which most that are no item's are told
@@ -51,10 +53,15 @@ SIEVE = 26  # bits of a hash by which most that are no item's are told
 def convert(source: str, folder: Path, converter: str, language: str | None, to: Path) -> None:
     """Write the files of a source as JSON lines: the path of each, and its text or `why` it is left out.
 
-    Raises UserError where the folder holds no files beside licences, and where the converter keeps less than half of their text.
+    Raises UserError where the folder holds no files beside licences, and where the converter keeps less than
+    half of their text.
     """
     found = folder.rglob("*") if folder.is_dir() else [folder]
-    files = sorted(path for path in found if path.is_file() and not path.name.startswith(".") and not converters.LICENCE.search(path.name))
+    files = sorted(
+        path
+        for path in found
+        if path.is_file() and not path.name.startswith(".") and not converters.LICENCE.search(path.name)
+    )
     to_text = converters.load(converter).convert
     kept = whole = 0
     with aside(to) as unfinished, unfinished.open("w", encoding="utf-8") as lines:
@@ -62,12 +69,26 @@ def convert(source: str, folder: Path, converter: str, language: str | None, to:
             data = path.read_bytes()
             plain, has = to_text(gzip.decompress(data) if path.suffix == ".gz" else data)
             kept, whole = kept + sum(map(len, plain.encode().split())), whole + has
-            why = "short" if len(plain) < SHORTEST else None if language in (None, detect_fast(plain[:BEGINNING], langs=LANGUAGES)[0]) else "language"
-            lines.write(json.dumps({"path": str(path.relative_to(folder)), **({"why": why} if why else {"text": plain})}) + "\n")
+            why = (
+                "short"
+                if len(plain) < SHORTEST
+                else (
+                    None
+                    if language in (None, detect_fast(plain[:BEGINNING], langs=LANGUAGES)[0])
+                    else "language"
+                )
+            )
+            lines.write(
+                json.dumps(
+                    {"path": str(path.relative_to(folder)), **({"why": why} if why else {"text": plain})}
+                )
+                + "\n"
+            )
         if not files or 2 * kept < whole:
             raise UserError(
-                f"source {source!r}: the converter {converter!r} keeps {kept:,} bytes of text of {whole:,} in {len(files)} files; at least half is "
-                f"needed. Possible: another converter ({', '.join(converters.available())}), or other `members` of the asset"
+                f"source {source!r}: the converter {converter!r} keeps {kept:,} bytes of text of {whole:,} in"
+                f" {len(files)} files; at least half is needed. Possible: another converter"
+                f" ({', '.join(converters.available())}), or other `members` of the asset"
             )
 
 
@@ -75,7 +96,8 @@ def convert(source: str, folder: Path, converter: str, language: str | None, to:
 
 
 def rows(plain: str, *lengths: int) -> list[UInt64[np.ndarray, " N"]]:
-    """For each length a hash of every so many words in a row. A word is of letters and digits, in lower case; all else parts words."""
+    """For each length a hash of every so many words in a row. A word is of letters and digits, in lower case;
+    all else parts words."""
     words = np.fromiter(map(zlib.crc32, plain.encode().translate(WORD).split()), np.uint64)
     found = []
     for length in lengths:
@@ -108,7 +130,8 @@ class Items:
 
 
 def items(asset: str, folder: Path) -> Iterator[str]:
-    """The texts of an asset of evaluation items: of each row of its tables and JSON lines all strings, or its whole documents.
+    """The texts of an asset of evaluation items: of each row of its tables and JSON lines all strings, or its
+    whole documents.
 
     A paragraph that many rows repeat, such as a passage or an example in a prompt, is given once.
     """
@@ -144,8 +167,8 @@ def _strings(value: Any) -> Iterator[str]:
 
 
 def build(out: Path, parts: Mapping[str, Path], known: Items) -> dict[str, Any]:
-    """Write the documents of converted sources (`convert`) that are kept: `text.bin`, UTF-8, one after the other, and `documents.jsonl`, a line
-    each with its source, path, sha256 and end in bytes. Returns counts.
+    """Write the documents of converted sources (`convert`) that are kept: `text.bin`, UTF-8, one after the
+    other, and `documents.jsonl`, a line each with its source, path, sha256 and end in bytes. Returns counts.
 
     Raises UserError for a document of which half or more is of evaluation items.
     """
@@ -160,20 +183,41 @@ def build(out: Path, parts: Mapping[str, Path], known: Items) -> dict[str, Any]:
             with part.open(encoding="utf-8") as lines:
                 for document in map(json.loads, tqdm(lines, desc=f"{source} once", unit="doc")):
                     digest = text._digest(text.Document(document.get("text", "")))
-                    why = document.get("why") or _why(f"{source}: {document['path']}", document["text"], digest, digests, near, known)
+                    why = document.get("why") or _why(
+                        f"{source}: {document['path']}", document["text"], digest, digests, near, known
+                    )
                     counts[why or "documents"] += 1
                     if why is None:
                         end += texts.write(document["text"].encode())
                         content.update(digest)
-                        about.write(json.dumps({"source": source, "path": document["path"], "sha256": digest.hex(), "end": end}) + "\n")
+                        about.write(
+                            json.dumps(
+                                {
+                                    "source": source,
+                                    "path": document["path"],
+                                    "sha256": digest.hex(),
+                                    "end": end,
+                                }
+                            )
+                            + "\n"
+                        )
             if not counts["documents"]:
-                raise UserError(f"source {source!r}: no document is left; left out are {dict(counts) or 'none'}")
+                raise UserError(
+                    f"source {source!r}: no document is left; left out are {dict(counts) or 'none'}"
+                )
             left = {why: counts[why] for why in ("short", "language", "twice", "near", "items")}
-            facts["sources"][source] = {"documents": counts["documents"], "bytes": end - begin, "left_out": left, "sha256": content.hexdigest()}
+            facts["sources"][source] = {
+                "documents": counts["documents"],
+                "bytes": end - begin,
+                "left_out": left,
+                "sha256": content.hexdigest(),
+            }
     return facts | {"files": {name: sha256(out / name) for name in (TEXT, ABOUT)}}
 
 
-def _why(name: str, plain: str, digest: bytes, digests: set[bytes], near: RMinHashLSH, known: Items) -> str | None:
+def _why(
+    name: str, plain: str, digest: bytes, digests: set[bytes], near: RMinHashLSH, known: Items
+) -> str | None:
     """Why a document is left out; None where it is kept."""
     if digest in digests:
         return "twice"
@@ -187,8 +231,8 @@ def _why(name: str, plain: str, digest: bytes, digests: set[bytes], near: RMinHa
         return None
     if 2 * many >= len(shared):
         raise UserError(
-            f"{name} is an evaluation item: {many} of its {len(shared)} runs of {SHARED} words are in those of `items`, and nothing that is trained "
-            "on may be. Possible: `members` of the asset without it"
+            f"{name} is an evaluation item: {many} of its {len(shared)} runs of {SHARED} words are in those"
+            " of `items`, and nothing that is trained on may be. Possible: `members` of the asset without it"
         )
     return "items"
 

@@ -1,8 +1,8 @@
 """Whole documents -> tokens, each document apart, for measurements that look far back.
 
-A document is one work from its first word to its last: a novel, a paper, a page of a manual. Sources that texts are made of are read as texts have
-them; of novels the lines that were broken for print are joined. Documents come in the order of their hash, as held-out texts do, so that every
-seed is measured on the same.
+A document is one work from its first word to its last: a novel, a paper, a page of a manual. Sources that
+texts are made of are read as texts have them; of novels the lines that were broken for print are joined.
+Documents come in the order of their hash, as held-out texts do, so that every seed is measured on the same.
 """
 
 import gzip
@@ -28,7 +28,8 @@ from relinear.plan.job import Job
 
 
 def documents(source: str, folder: Path | None) -> Iterator[str]:
-    """The documents of a source, read from its asset's folder (`smoke` needs none). Raises UserError for an unknown source or an empty one."""
+    """The documents of a source, read from its asset's folder (`smoke` needs none). Raises UserError for an
+    unknown source or an empty one."""
     if source not in READERS:
         yield from (document.text for document in text.documents(source, folder))
         return
@@ -38,28 +39,45 @@ def documents(source: str, folder: Path | None) -> Iterator[str]:
     yield from found
 
 
-def build(out: Path, tokenizer: PreTrainedTokenizerBase, folders: Mapping[str, Path | None], *, shortest: int, part: str) -> dict[str, Any]:
-    """Write `tokens.npy` (flat int32), `ends.npy` (int64, where each document ends) and `documents.json` (its source and sha256).
+def build(
+    out: Path,
+    tokenizer: PreTrainedTokenizerBase,
+    folders: Mapping[str, Path | None],
+    *,
+    shortest: int,
+    part: str,
+) -> dict[str, Any]:
+    """Write `tokens.npy` (flat int32), `ends.npy` (int64, where each document ends) and `documents.json` (its
+    source and sha256).
 
-    The tokens are the document's own; `documents.json` also has the separator that a model reads before it. Returns counts. Raises UserError
-    where a source has no document of `shortest` tokens, saying how long its longest is.
+    The tokens are the document's own; `documents.json` also has the separator that a model reads before it.
+    Returns counts. Raises UserError where a source has no document of `shortest` tokens, saying how long its
+    longest is.
     """
     chosen: list[tuple[bytes, str, np.ndarray]] = []
     facts: dict[str, Any] = {"sources": {}}
     for source, folder in folders.items():
-        by_digest = {text._digest(text.Document(document)): document for document in documents(source, folder)}
+        by_digest = {
+            text._digest(text.Document(document)): document for document in documents(source, folder)
+        }
         if part == "heldout":
-            by_digest = {digest: document for digest, document in by_digest.items() if text._is_heldout(digest)}
+            by_digest = {
+                digest: document for digest, document in by_digest.items() if text._is_heldout(digest)
+            }
         lengths = dict(_tokenised(source, by_digest, tokenizer))
         long = [(digest, source, ids) for digest, ids in lengths.items() if len(ids) >= shortest]
         if not long:
             longest = max(map(len, lengths.values()), default=0)
             raise UserError(
-                f"{source}: documents of {shortest} tokens asked for; of {len(lengths)} documents ({part}) the longest has {longest}. "
-                f"Possible: a smaller `shortest` in data.yaml, or another source"
+                f"{source}: documents of {shortest} tokens asked for; of {len(lengths)} documents ({part})"
+                f" the longest has {longest}. Possible: a smaller `shortest` in data.yaml, or another source"
             )
         chosen += long
-        facts["sources"][source] = {"documents": len(long), "of": len(lengths), "sha256": hashlib.sha256(b"".join(sorted(by_digest))).hexdigest()}
+        facts["sources"][source] = {
+            "documents": len(long),
+            "of": len(lengths),
+            "sha256": hashlib.sha256(b"".join(sorted(by_digest))).hexdigest(),
+        }
     chosen.sort(key=lambda document: document[0])
     out.mkdir(parents=True, exist_ok=True)
     np.save(out / TOKENS, np.concatenate([ids for *_, ids in chosen]))
@@ -72,7 +90,10 @@ def build(out: Path, tokenizer: PreTrainedTokenizerBase, folders: Mapping[str, P
 
 def _tokenised(source: str, by_digest: Mapping[bytes, str], tokenizer) -> Iterable[tuple[bytes, np.ndarray]]:
     for digest, document in tqdm(by_digest.items(), desc=f"documents of {source}", unit="doc"):
-        yield digest, np.array(tokenizer(document, add_special_tokens=False, verbose=False)["input_ids"], np.int32)
+        yield (
+            digest,
+            np.array(tokenizer(document, add_special_tokens=False, verbose=False)["input_ids"], np.int32),
+        )
 
 
 def work(job: Job) -> dict:
@@ -94,20 +115,25 @@ def joined(lines: Iterable[str]) -> str:
 
 
 def _austen(folder: Path) -> Iterator[str]:
-    """R's database of lazily loaded data: each entry its length and a zlib stream, which holds one vector of lines."""
+    """R's database of lazily loaded data: each entry its length and a zlib stream, which holds one vector of
+    lines."""
     for path in sorted(folder.rglob("Rdata.rdb")):
         rest = path.read_bytes()
         while rest:
             entry = zlib.decompressobj()
             content = entry.decompress(rest[4:])
             if not entry.eof or len(content) != int.from_bytes(rest[:4]):
-                raise UserError(f"{path}: an entry of {len(content)} bytes, where {int.from_bytes(rest[:4])} were announced")
+                raise UserError(
+                    f"{path}: an entry of {len(content)} bytes, where {int.from_bytes(rest[:4])} were"
+                    " announced"
+                )
             yield joined(character_vector(content))
             rest = entry.unused_data
 
 
 def character_vector(content: bytes) -> list[str]:
-    """The strings of a character vector that R serialised (XDR, version 2 or 3, no attributes). Raises UserError for anything else.
+    """The strings of a character vector that R serialised (XDR, version 2 or 3, no attributes). Raises
+    UserError for anything else.
 
     Source: R Internals, 1.8 "Serialization Formats".
     """
@@ -128,7 +154,8 @@ def character_vector(content: bytes) -> list[str]:
 
 
 def _qasper(folder: Path) -> Iterator[str]:
-    """Title, abstract and sections of each paper, once. Text that LaTeX left without a heading (authors, dates) stays where it stands."""
+    """Title, abstract and sections of each paper, once. Text that LaTeX left without a heading (authors,
+    dates) stays where it stands."""
     papers: dict[str, str] = {}
     for path in sorted(folder.rglob("qasper_yesno/*/requests.jsonl.gz")):
         with gzip.open(path, "rt", encoding="utf-8") as file:

@@ -1,7 +1,7 @@
 """Pictures with a class each -> pixels of one size, a byte each, in the form of labelled texts.
 
-A source is read one picture at a time, and written to where it belongs in a file that is as long as it will be, so that pictures may be more than
-memory holds. ImageNet-1k at 224 x 224 x 3 takes 193 GB.
+A source is read one picture at a time, and written to where it belongs in a file that is as long as it will
+be, so that pictures may be more than memory holds. ImageNet-1k at 224 x 224 x 3 takes 193 GB.
 """
 
 import hashlib
@@ -24,7 +24,8 @@ Pictures = tuple[int, Iterator[tuple[Image.Image, int]]]  # how many, and each w
 
 
 def digits(folder: None, split: str) -> Pictures:
-    """Scikit-learn's gray digits of 8 x 8 pixels, whose 17 values are spread over a byte's; each fifth is held out."""
+    """Scikit-learn's gray digits of 8 x 8 pixels, whose 17 values are spread over a byte's; each fifth is
+    held out."""
     from sklearn.datasets import load_digits  # only here: it takes a second to import
 
     found = load_digits()
@@ -34,15 +35,21 @@ def digits(folder: None, split: str) -> Pictures:
 
 
 def _of_arrays(images: np.ndarray, labels: np.ndarray) -> Pictures:
-    return len(labels), ((Image.fromarray(image), int(label)) for image, label in zip(images, labels, strict=True))
+    return len(labels), (
+        (Image.fromarray(image), int(label)) for image, label in zip(images, labels, strict=True)
+    )
 
 
 def imagenet(folder: Path, split: str) -> Pictures:
-    """The pictures of the hub's tables of ImageNet-1k; its validation split is held out. Raises UserError where there are none."""
+    """The pictures of the hub's tables of ImageNet-1k; its validation split is held out. Raises UserError
+    where there are none."""
     name = {"train": "train", "heldout": "validation"}[split]
     paths = sorted(folder.rglob(f"{name}-*.parquet"))
     if not paths:
-        raise UserError(f"{folder} must hold {name}-*.parquet; got {', '.join(sorted(p.name for p in folder.rglob('*.parquet'))) or 'none'}")
+        raise UserError(
+            f"{folder} must hold {name}-*.parquet; got"
+            f" {', '.join(sorted(p.name for p in folder.rglob('*.parquet'))) or 'none'}"
+        )
 
     def each() -> Iterator[tuple[Image.Image, int]]:
         for path in paths:
@@ -53,20 +60,27 @@ def imagenet(folder: Path, split: str) -> Pictures:
     return sum(pyarrow.parquet.ParquetFile(path).metadata.num_rows for path in paths), each()
 
 
-SOURCES = {"digits": digits, "fashion-mnist": lambda folder, split: _of_arrays(*fashion_mnist(folder, split)), "imagenet-1k": imagenet}
+SOURCES = {
+    "digits": digits,
+    "fashion-mnist": lambda folder, split: _of_arrays(*fashion_mnist(folder, split)),
+    "imagenet-1k": imagenet,
+}
 
 
 def pixels(picture: Image.Image, side: int, channels: int) -> np.ndarray:
-    """The bytes ``[side, side, channels]`` of a picture brought to a square: stretched by linear interpolation, as the hub's ViT reads it."""
+    """The bytes ``[side, side, channels]`` of a picture brought to a square: stretched by linear
+    interpolation, as the hub's ViT reads it."""
     converted = picture.convert({1: "L", 3: "RGB"}[channels])
     return np.asarray(converted.resize((side, side), Image.Resampling.BILINEAR)).reshape(side, side, channels)
 
 
 def work(job: Job) -> dict:
-    """Write `{train,heldout}_{tokens,types,ends,labels}.npy`: pixels, zeros, where each picture ends, and its class.
+    """Write `{train,heldout}_{tokens,types,ends,labels}.npy`: pixels, zeros, where each picture ends, and its
+    class.
 
-    The pictures of a split are drawn in one order that is the same for every seed; the last `validation` ones to train on are kept aside. Raises
-    UserError for fewer pictures than asked for, and for a label that is no class.
+    The pictures of a split are drawn in one order that is the same for every seed; the last `validation` ones
+    to train on are kept aside. Raises UserError for fewer pictures than asked for, and for a label that is no
+    class.
     """
     settings = job.settings
     folder, size = job.assets.get(settings["source"]), settings["side"] ** 2 * settings["channels"]
@@ -78,14 +92,23 @@ def work(job: Job) -> dict:
         asked = settings["train" if split == "train" else "test"]
         wanted = max(there, kept + 1) if asked is None else asked + kept
         if there < wanted:
-            raise UserError(f"{job.name}: {wanted} pictures of {split} asked for, {there} got; lower their number in data.yaml")
-        tokens, _ = (open_memmap(job.out / f"{split}_{kind}.npy", "w+", np.uint8, (wanted * size,)) for kind in ("tokens", "types"))
+            raise UserError(
+                f"{job.name}: {wanted} pictures of {split} asked for, {there} got; lower their number in"
+                " data.yaml"
+            )
+        tokens, _ = (
+            open_memmap(job.out / f"{split}_{kind}.npy", "w+", np.uint8, (wanted * size,))
+            for kind in ("tokens", "types")
+        )
         labels, places = np.zeros(wanted, np.int64), np.random.default_rng(ORDER).permutation(there)
         for place, (picture, label) in zip(places, found, strict=True):
             if place >= wanted:
                 continue
             if not 0 <= label < settings["classes"]:
-                raise UserError(f"{settings['source']}, {split}: a picture of class {label}; possible: 0 to {settings['classes'] - 1}")
+                raise UserError(
+                    f"{settings['source']}, {split}: a picture of class {label}; possible: 0 to"
+                    f" {settings['classes'] - 1}"
+                )
             flat = pixels(picture, settings["side"], settings["channels"]).ravel()
             tokens[place * size : (place + 1) * size], labels[place] = flat, label
             content.update(flat.tobytes() + bytes(str(label), "ascii"))

@@ -13,7 +13,8 @@ from relinear.get.padded import Padded
 
 
 class Labelled(Padded):
-    """A split as `Padded` texts with labels. The last `validation` texts of the training split are kept aside."""
+    """A split as `Padded` texts with labels. The last `validation` texts of the training split are kept
+    aside."""
 
     def __init__(self, folder: Path, split: str, seq_len: int):
         super().__init__(folder, split, seq_len)
@@ -26,8 +27,16 @@ class Labelled(Padded):
         return torch.from_numpy(self.labels[list(chosen)])
 
 
-def write(out: Path, split: str, rows: Sequence[Mapping[str, Sequence[int]]], labels: Sequence[float], classes: int, files: dict[str, str]) -> dict:
-    """Write a split's `input_ids` and `token_type_ids`, where each text ends, and its labels. Returns how many texts and tokens there are."""
+def write(
+    out: Path,
+    split: str,
+    rows: Sequence[Mapping[str, Sequence[int]]],
+    labels: Sequence[float],
+    classes: int,
+    files: dict[str, str],
+) -> dict:
+    """Write a split's `input_ids` and `token_type_ids`, where each text ends, and its labels. Returns how
+    many texts and tokens there are."""
     flat = {
         "tokens": np.concatenate([np.asarray(row["input_ids"], np.int32) for row in rows]),
         "types": np.concatenate([np.asarray(row["token_type_ids"], np.uint8) for row in rows]),

@@ -2,10 +2,10 @@
 
     [MAX 2 9 [MIN 4 7 ] 0 ] -> 9
 
-An expression is a digit, with probability 3/4 and always at depth 10, or else one of four operators over 2 to 10 expressions: their least or
-greatest, the whole part of their median (MED), their sum modulo 10 (SM). The class is its value. Kept are those whose tokens, operators and
-closing brackets among them, are more than `shortest` and fewer than `longest`: Long Range Arena has 500 and 2000, 96,000 to train on and
-2,000 to test.
+An expression is a digit, with probability 3/4 and always at depth 10, or else one of four operators over 2 to
+10 expressions: their least or greatest, the whole part of their median (MED), their sum modulo 10 (SM). The
+class is its value. Kept are those whose tokens, operators and closing brackets among them, are more than
+`shortest` and fewer than `longest`: Long Range Arena has 500 and 2000, 96,000 to train on and 2,000 to test.
 """
 
 import random
@@ -37,7 +37,8 @@ class TooLongError(Exception):
 
 
 def expression(rng: random.Random, room: int, depth: int = 1) -> tuple[list[int], int]:
-    """Tokens and value of a random expression of at most `room` tokens. Raises TooLongError for one that has more."""
+    """Tokens and value of a random expression of at most `room` tokens. Raises TooLongError for one that has
+    more."""
     if depth == DEPTH or rng.random() > BRANCHES:
         value = rng.randrange(DIGITS)
         return [1 + value], value
@@ -52,7 +53,9 @@ def expression(rng: random.Random, room: int, depth: int = 1) -> tuple[list[int]
     return [TOKEN[operator], *tokens, TOKEN[END]], OPERATORS[operator](values)
 
 
-def examples(settings: Mapping[str, Any], folder: Path | None, split: str, rng: random.Random) -> Iterator[Example]:
+def examples(
+    settings: Mapping[str, Any], folder: Path | None, split: str, rng: random.Random
+) -> Iterator[Example]:
     """Random expressions of a length, without end."""
     while True:
         try:

@@ -1,8 +1,10 @@
-"""Needles: prompts in which several pass keys are hidden in a long text and one is asked for, as Lizard's Figure 4 has them.
+"""Needles: prompts in which several pass keys are hidden in a long text and one is asked for, as Lizard's
+Figure 4 has them.
 
-The paper fixes this much: five random pass keys of 5 to 8 tokens at random positions, one of them asked for. The rest is ours: the wording is that of
-Mohtashami and Jaggi (2023), whose repeated sentences are the filler `noise`. A prompt is built of token ids and never cut into tokens again, so
-it has exactly the tokens that are asked for, and every key exactly its own. No torch.
+The paper fixes this much: five random pass keys of 5 to 8 tokens at random positions, one of them asked for.
+The rest is ours: the wording is that of Mohtashami and Jaggi (2023), whose repeated sentences are the filler
+`noise`. A prompt is built of token ids and never cut into tokens again, so it has exactly the tokens that are
+asked for, and every key exactly its own. No torch.
 """
 
 import functools
@@ -20,31 +22,81 @@ from relinear.errors import UserError
 from relinear.get.beginning import begun
 from relinear.get.text import document_separator
 
-HEADER = "There is important information hidden in a long text. Find it and remember it. I will ask you about it."
-NOISE = ("The grass is green.", "The sky is blue.", "The sun is yellow.", "Here we go.", "There and back again.")
+HEADER = (
+    "There is important information hidden in a long text. Find it and remember it. I will ask you about it."
+)
+NOISE = (
+    "The grass is green.",
+    "The sky is blue.",
+    "The sun is yellow.",
+    "Here we go.",
+    "There and back again.",
+)
 NAMES = (
-    "red", "green", "blue", "yellow", "orange", "purple", "pink", "brown", "black", "white", "gray", "golden", "silver", "copper", "bronze",
-    "iron", "steel", "tin", "zinc", "nickel", "lead", "brass", "cobalt", "chrome", "mercury", "platinum", "titanium", "crimson", "scarlet",
-    "maroon", "violet", "indigo", "navy", "teal", "olive", "beige", "ivory", "amber", "coral", "turquoise",
-)  # fmt: skip
+    "red",
+    "green",
+    "blue",
+    "yellow",
+    "orange",
+    "purple",
+    "pink",
+    "brown",
+    "black",
+    "white",
+    "gray",
+    "golden",
+    "silver",
+    "copper",
+    "bronze",
+    "iron",
+    "steel",
+    "tin",
+    "zinc",
+    "nickel",
+    "lead",
+    "brass",
+    "cobalt",
+    "chrome",
+    "mercury",
+    "platinum",
+    "titanium",
+    "crimson",
+    "scarlet",
+    "maroon",
+    "violet",
+    "indigo",
+    "navy",
+    "teal",
+    "olive",
+    "beige",
+    "ivory",
+    "amber",
+    "coral",
+    "turquoise",
+)
 SENTENCE_ENDS = re.compile(r'(?<=[.!?])["\']?\s+')
 ATTEMPTS = 1000  # the most attempts to draw a key with so many tokens
 
 
 class Needle(NamedTuple):
-    """A prompt and its right answer. Of the keys the first in the text comes first; `asked` is the index of the one that is asked for."""
+    """A prompt and its right answer. Of the keys the first in the text comes first; `asked` is the index of
+    the one that is asked for."""
 
-    prompt: list[int]  # exactly `length` tokens, which begin as the tokenizer begins a text, and of which the question is the end
+    # exactly `length` tokens, which begin as the tokenizer begins a text, and of which the question is the
+    # end
+    prompt: list[int]
     names: list[str]
     keys: list[str]
-    answers: list[list[int]]  # the tokens that follow the prompt, were each key the right one: a space, the key, a full stop
+    # the tokens that follow the prompt, were each key the right one: a space, the key, a full stop
+    answers: list[list[int]]
     asked: int
     distance: int  # tokens after the last one of the asked key, in its last mention, before the question
     depth: float  # where the asked key ends in the prompt, as a share of `length`
 
 
 class Cutter:
-    """A tokenizer that is asked for the pieces that prompts are built of. Raises UserError for one that cannot write them."""
+    """A tokenizer that is asked for the pieces that prompts are built of. Raises UserError for one that
+    cannot write them."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase):
         self.tokenizer = tokenizer
@@ -60,7 +112,8 @@ class Cutter:
         return tuple(self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
     def key(self, rng: random.Random, tokens: int) -> str:
-        """Random digits that are so many tokens behind a space: as many digits where the tokenizer cuts digits apart, else more.
+        """Random digits that are so many tokens behind a space: as many digits where the tokenizer cuts
+        digits apart, else more.
 
         Raises UserError where none is found.
         """
@@ -69,13 +122,20 @@ class Cutter:
                 digits = str(rng.randrange(10 ** (width - 1), 10**width))
                 if self.size(digits) == tokens:
                     return digits
-        raise UserError(f"no key of {tokens} tokens found; the tokenizer cuts {digits!r} into {self.size(digits)}; possible: other key_tokens")
+        raise UserError(
+            f"no key of {tokens} tokens found; the tokenizer cuts {digits!r} into {self.size(digits)};"
+            " possible: other key_tokens"
+        )
 
     def size(self, digits: str) -> int:
-        """Tokens of a key behind a space, less the one that a lone space is where the tokenizer cuts it off."""
+        """Tokens of a key behind a space, less the one that a lone space is where the tokenizer cuts it
+        off."""
         cut = self._ids(f" {digits}")
         if self.tokenizer.decode(list(cut)) != f" {digits}":
-            raise UserError(f"the tokenizer makes {self.tokenizer.decode(list(cut))!r} of ' {digits}'; possible: a tokenizer that keeps digits")
+            raise UserError(
+                f"the tokenizer makes {self.tokenizer.decode(list(cut))!r} of ' {digits}'; possible: a"
+                " tokenizer that keeps digits"
+            )
         return len(cut) - (cut[:1] == self.ids(" ") and len(cut) > 1)
 
 
@@ -85,30 +145,51 @@ def noise(cutter: Cutter) -> list[tuple[int, ...]]:
 
 
 def sentences(cutter: Cutter, folder: Path) -> list[tuple[int, ...]]:
-    """The sentences of a finished text's held-out documents in their order, each behind a space; a cut last document is left out.
+    """The sentences of a finished text's held-out documents in their order, each behind a space; a cut last
+    document is left out.
 
     Raises UserError where there are none.
     """
-    separator, tokens = document_separator(cutter.tokenizer)[-1], np.load(folder / "heldout_tokens.npy").tolist()
+    separator, tokens = (
+        document_separator(cutter.tokenizer)[-1],
+        np.load(folder / "heldout_tokens.npy").tolist(),
+    )
     ends = [i for i, token in enumerate(tokens) if token == separator]
     texts = [cutter.tokenizer.decode(tokens[a + 1 : b]) for a, b in zip(ends, ends[1:], strict=False)]
-    found = [cutter.ids(f" {sentence.strip()}") for text in texts for sentence in SENTENCE_ENDS.split(text.strip()) if sentence.strip()]
+    found = [
+        cutter.ids(f" {sentence.strip()}")
+        for text in texts
+        for sentence in SENTENCE_ENDS.split(text.strip())
+        if sentence.strip()
+    ]
     if not found:
-        raise UserError(f"no whole document is held out in {folder}, so there are no sentences to hide keys among; possible: filler: noise")
+        raise UserError(
+            f"no whole document is held out in {folder}, so there are no sentences to hide keys among;"
+            " possible: filler: noise"
+        )
     return found
 
 
 def example(
-    cutter: Cutter, length: int, seed: str, *, filler: Sequence[tuple[int, ...]], keys: int = 5, key_tokens: tuple[int, int] = (5, 8),
-    mention: Literal[1, 2] = 1, depth: float | None = None,
-) -> Needle:  # fmt: skip
-    """A prompt of exactly `length` tokens: the header, the filler with the needles at ends of its sentences, no two side by side, the question.
+    cutter: Cutter,
+    length: int,
+    seed: str,
+    *,
+    filler: Sequence[tuple[int, ...]],
+    keys: int = 5,
+    key_tokens: tuple[int, int] = (5, 8),
+    mention: Literal[1, 2] = 1,
+    depth: float | None = None,
+) -> Needle:
+    """A prompt of exactly `length` tokens: the header, the filler with the needles at ends of its sentences,
+    no two side by side, the question.
 
     Args:
-        seed: draws names, keys, places and where the filler begins; the same for all models with one tokenizer.
-        filler: sentences, read on in a circle from a drawn one; what is left of `length` after whole ones is filled by the beginning of the next.
-        mention: how often each needle says its key.
-        depth: where the asked key ends, as near as ends of sentences allow, as a share of what lies between header and question; None: drawn.
+        seed: draws names, keys, places and where the filler begins; the same for all models with one
+        tokenizer. filler: sentences, read on in a circle from a drawn one; what is left of `length` after
+        whole ones is filled by the beginning of the next. mention: how often each needle says its key.
+        depth: where the asked key ends, as near as ends of sentences allow, as a share of what lies between
+        header and question; None: drawn.
 
     Raises UserError for a length that has no room for the needles and a sentence between each two.
     """
@@ -118,7 +199,9 @@ def example(
     while len(numbers) < keys:
         drawn = cutter.key(rng, rng.randint(*key_tokens))
         numbers += [drawn] * (drawn not in numbers)
-    needles, tails = zip(*(_needle(cutter, name, key, mention) for name, key in zip(names, numbers, strict=True)), strict=True)
+    needles, tails = zip(
+        *(_needle(cutter, name, key, mention) for name, key in zip(names, numbers, strict=True)), strict=True
+    )
     asked = rng.randrange(keys)
     header, question = (
         begun(cutter.tokenizer, cutter.ids(HEADER)),
@@ -128,8 +211,12 @@ def example(
     pieces = _pieces(filler, rng.randrange(len(filler)), room)
     if len(pieces) <= keys:
         needs = length - room + (keys + 1) * max(map(len, filler))
-        raise UserError(f"{length} tokens have no room for {keys} keys and a sentence between each two; possible: {needs} tokens or more")
-    places = rng.sample(range(len(pieces)), keys - 1)  # a needle stands before the piece of that index: the last, cut one is behind all
+        raise UserError(
+            f"{length} tokens have no room for {keys} keys and a sentence between each two; possible: {needs}"
+            " tokens or more"
+        )
+    # a needle stands before the piece of that index: the last, cut one is behind all
+    places = rng.sample(range(len(pieces)), keys - 1)
     others = [i for i in range(keys) if i != asked]
     free = [at for at in range(len(pieces)) if at not in places]
     share = rng.random() if depth is None else depth
@@ -142,12 +229,25 @@ def example(
     at = min(free, key=lambda place: (abs(distance(place) - wanted), place))
     order = sorted([*zip(places, others, strict=True), (at, asked)])
     standing = dict(order)
-    body = [token for i, piece in enumerate(pieces) for part in (needles[standing[i]] if i in standing else (), piece) for token in part]
+    body = [
+        token
+        for i, piece in enumerate(pieces)
+        for part in (needles[standing[i]] if i in standing else (), piece)
+        for token in part
+    ]
     prompt = [*header, *body, *question]
     in_order = [i for _, i in order]
     answers = [[*cutter.ids(f" {numbers[i]}"), *cutter.ids(".")] for i in in_order]
     end = length - len(question) - distance(at)
-    return Needle(prompt, [names[i] for i in in_order], [numbers[i] for i in in_order], answers, in_order.index(asked), distance(at), end / length)
+    return Needle(
+        prompt,
+        [names[i] for i in in_order],
+        [numbers[i] for i in in_order],
+        answers,
+        in_order.index(asked),
+        distance(at),
+        end / length,
+    )
 
 
 def _needle(cutter: Cutter, name: str, key: str, mention: int) -> tuple[tuple[int, ...], int]:
@@ -161,7 +261,8 @@ def _needle(cutter: Cutter, name: str, key: str, mention: int) -> tuple[tuple[in
 
 
 def _pieces(filler: Sequence[tuple[int, ...]], first: int, room: int) -> list[tuple[int, ...]]:
-    """Sentences from `first` on, in a circle, that are `room` tokens together; the last is cut to what is left."""
+    """Sentences from `first` on, in a circle, that are `room` tokens together; the last is cut to what is
+    left."""
     pieces, at = [], first
     while room > 0:
         pieces.append(filler[at % len(filler)][:room])

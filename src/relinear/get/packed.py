@@ -34,7 +34,8 @@ class Packed:
 
     @functools.cached_property
     def labelled(self) -> Int64[np.ndarray, " N"]:
-        """How many labels of each sequence count: those that are not IGNORED, except the first token's, which nothing predicts."""
+        """How many labels of each sequence count: those that are not IGNORED, except the first token's, which
+        nothing predicts."""
         rows = self.labels[: len(self) * self.seq_len].reshape(len(self), self.seq_len)
         return np.array([np.count_nonzero(row[1:] != IGNORED) for row in rows])
 
@@ -83,11 +84,13 @@ def batch_indices(step: int, *, n: int, batch_size: int, seed: int) -> list[int]
 def micro_batches(
     step: int, *, n: int, batch_size: int, accumulate: int, seed: int, rank: int = 0, size: int = 1
 ) -> Iterator[tuple[list[int], list[int]]]:
-    """The share of process `rank` of `size` in the `accumulate` batches of a step: pieces, each with all sequences of the step.
+    """The share of process `rank` of `size` in the `accumulate` batches of a step: pieces, each with all
+    sequences of the step.
 
-    Together the shares are the step, whatever the number of processes, which must divide batch_size * accumulate. A piece is as large
-    as fits: one process has the batches themselves. A loss divides its sum over a piece by the labels, or the tokens, of the step: then the
-    pieces' losses add up to the step's mean, however the step is split.
+    Together the shares are the step, whatever the number of processes, which must divide batch_size *
+    accumulate. A piece is as large as fits: one process has the batches themselves. A loss divides its sum
+    over a piece by the labels, or the tokens, of the step: then the pieces' losses add up to the step's mean,
+    however the step is split.
     """
     whole = batch_indices(step, n=n, batch_size=batch_size * accumulate, seed=seed)
     share = batch_size * accumulate // size
@@ -97,7 +100,8 @@ def micro_batches(
 
 
 def chance_loss(folder: Path, vocabulary: int) -> float:
-    """Mean loss on the held-out text of a model that knows how often each token occurs in the training text (add-one) and no more."""
+    """Mean loss on the held-out text of a model that knows how often each token occurs in the training text
+    (add-one) and no more."""
     counts = np.bincount(np.load(Path(folder) / "train_tokens.npy"), minlength=vocabulary) + 1.0
     heldout = np.load(Path(folder) / "heldout_tokens.npy")
     return float(-np.log(counts[heldout] / counts.sum()).mean())

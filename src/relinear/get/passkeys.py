@@ -1,9 +1,11 @@
-"""Pass keys to train on: the prompts of `relinear.get.needles` with their answers, every sequence exactly as long as is asked for.
+"""Pass keys to train on: the prompts of `relinear.get.needles` with their answers, every sequence exactly as
+long as is asked for.
 
-Lizard, section 4.2: 10,000 examples of 2048 tokens. By `learn` only the answer is learned, and every other token has the label that the loss skips;
-or all tokens are.
+Lizard, section 4.2: 10,000 examples of 2048 tokens. By `learn` only the answer is learned, and every other
+token has the label that the loss skips; or all tokens are.
 
-Which key is for training and which is for tests is told by its hash (`for_tests`), so no test key of any length or seed occurs in training.
+Which key is for training and which is for tests is told by its hash (`for_tests`), so no test key of any
+length or seed occurs in training.
 """
 
 import hashlib
@@ -26,7 +28,9 @@ from relinear.get.text import document_separator
 from relinear.plan.job import Job
 
 TESTED = 10  # one key in about so many is for tests
-LONGEST = 128  # the most tokens of a sentence; a longer one is a table or code without full stops, and would leave no place for keys
+# the most tokens of a sentence; a longer one is a table or code without full stops, and would leave no place
+# for keys
+LONGEST = 128
 
 
 def for_tests(key: str) -> bool:
@@ -54,9 +58,11 @@ def answer_of(needle: Needle) -> list[int]:
 
 
 def example(cutter: Cutter, length: int, seed: str, **more: Any) -> Needle:
-    """A prompt that is `length` tokens long together with its answer; `more`: as `needles.example`, whose errors are raised.
+    """A prompt that is `length` tokens long together with its answer; `more`: as `needles.example`, whose
+    errors are raised.
 
-    It is drawn twice: a seed draws the keys before it fills the text, so the first prompt tells how long the answer of the second is.
+    It is drawn twice: a seed draws the keys before it fills the text, so the first prompt tells how long the
+    answer of the second is.
     """
     answer = answer_of(needles.example(cutter, length, seed, **more))
     found = needles.example(cutter, length - len(answer), seed, **more)
@@ -66,37 +72,51 @@ def example(cutter: Cutter, length: int, seed: str, **more: Any) -> Needle:
 
 
 def sentences(cutter: Cutter, folder: Path) -> list[tuple[int, ...]]:
-    """The sentences of a finished text's training documents, in their order, each behind a space and without special tokens.
+    """The sentences of a finished text's training documents, in their order, each behind a space and without
+    special tokens.
 
-    Left out are sentences of more than `LONGEST` tokens and, unless it is the only one, the last document, which may be cut. Raises UserError where
-    nothing is left.
+    Left out are sentences of more than `LONGEST` tokens and, unless it is the only one, the last document,
+    which may be cut. Raises UserError where nothing is left.
     """
     tokens = np.load(folder / "train_tokens.npy")
     begins = np.flatnonzero(tokens == document_separator(cutter.tokenizer)[-1])
     documents = np.split(tokens, begins)[1:-1] or [tokens]
-    texts = cutter.tokenizer.batch_decode([document.tolist() for document in documents], skip_special_tokens=True)
-    said = [f" {sentence.strip()}" for text in texts for sentence in SENTENCE_ENDS.split(text.strip()) if sentence.strip()]
-    # All at once, and not by the cutter, which keeps every sentence in memory: a training text has several hundred thousand.
+    texts = cutter.tokenizer.batch_decode(
+        [document.tolist() for document in documents], skip_special_tokens=True
+    )
+    said = [
+        f" {sentence.strip()}"
+        for text in texts
+        for sentence in SENTENCE_ENDS.split(text.strip())
+        if sentence.strip()
+    ]
+    # All at once, and not by the cutter, which keeps every sentence in memory: a training text has several
+    # hundred thousand.
     cut = cutter.tokenizer(said, add_special_tokens=False, verbose=False)["input_ids"] if said else []
     if not (found := [tuple(ids) for ids in cut if len(ids) <= LONGEST]):
-        raise UserError(f"no sentence of {LONGEST} tokens or fewer is in the training text of {folder}; possible: filler: noise")
+        raise UserError(
+            f"no sentence of {LONGEST} tokens or fewer is in the training text of {folder}; possible: filler:"
+            " noise"
+        )
     return found
 
 
-def examples(cutter: Cutter, split: str, n: int, filler: Sequence[tuple[int, ...]], settings: Any) -> list[Needle]:
+def examples(
+    cutter: Cutter, split: str, n: int, filler: Sequence[tuple[int, ...]], settings: Any
+) -> list[Needle]:
     """The examples of a split."""
     shape = {name: settings[name] for name in ("keys", "key_tokens", "mention")}
     return [
         example(cutter, settings["length"], f"{split} {settings['seed']} {i}", filler=filler, **shape)
         for i in tqdm(range(n), desc=f"{split} examples", mininterval=5)
-    ]  # fmt: skip
+    ]
 
 
 def work(job: Job) -> dict:
     """Write `{train,heldout}_{tokens,labels}.npy`, flat int32, a sequence of `length` tokens after the other.
 
-    The held-out sequences have keys for tests and, as filler, the held-out text. Raises UserError for a length without room for the keys, and for a
-    tokenizer that cannot write them.
+    The held-out sequences have keys for tests and, as filler, the held-out text. Raises UserError for a
+    length without room for the keys, and for a tokenizer that cannot write them.
     """
     settings, noise = job.settings, job.settings["filler"] == "noise"
     tokenizer = tokenizer_of(job.parents["model"])
@@ -104,7 +124,9 @@ def work(job: Job) -> dict:
     for split, use, n in (("train", "train", settings["examples"]), ("heldout", "test", settings["heldout"])):
         cutter = Keys(tokenizer, use)
         read = needles.sentences if split == "heldout" else sentences
-        drawn = examples(cutter, split, n, needles.noise(cutter) if noise else read(cutter, job.parents["text"]), settings)
+        drawn = examples(
+            cutter, split, n, needles.noise(cutter) if noise else read(cutter, job.parents["text"]), settings
+        )
         keys[split] = {key for needle in drawn for key in needle.keys}
         tokens = np.array([[*needle.prompt, *answer_of(needle)] for needle in drawn], np.int32)
         first = [0 if settings["learn"] == "all" else len(needle.prompt) for needle in drawn]
@@ -118,6 +140,15 @@ def work(job: Job) -> dict:
     if both := keys["train"] & keys["heldout"]:
         raise AssertionError(f"{len(both)} keys are in training and in tests, such as {min(both)}")
     return {
-        "sources": {"passkeys": {"documents": settings["examples"] + settings["heldout"], "sha256": content.hexdigest()}}, "files": files,
-        "length": settings["length"], "examples": settings["examples"], "labelled": labelled, "keys": len(keys["train"]),
-    }  # fmt: skip
+        "sources": {
+            "passkeys": {
+                "documents": settings["examples"] + settings["heldout"],
+                "sha256": content.hexdigest(),
+            }
+        },
+        "files": files,
+        "length": settings["length"],
+        "examples": settings["examples"],
+        "labelled": labelled,
+        "keys": len(keys["train"]),
+    }

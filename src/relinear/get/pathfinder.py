@@ -1,12 +1,15 @@
-"""Pathfinder (Linsley et al. 2018) with the settings of Long Range Arena's easiest images, 32 x 32 (Tay et al. 2021).
+"""Pathfinder (Linsley et al. 2018) with the settings of Long Range Arena's easiest images, 32 x 32 (Tay et
+al. 2021).
 
-Two dashed contours of 14 dashes begin 7 pixels apart and grow side by side. One end of a contour has a disc, and the other disc is on the
-other end of the same contour (class 1) or of the other one (class 0). Up to five shorter contours are there to distract. No dash comes
-nearer to a dash of another contour than the gap in its own.
+Two dashed contours of 14 dashes begin 7 pixels apart and grow side by side. One end of a contour has a disc,
+and the other disc is on the other end of the same contour (class 1) or of the other one (class 0). Up to five
+shorter contours are there to distract. No dash comes nearer to a dash of another contour than the gap in its
+own.
 
-A dash is 2 long and 0.5 wide; gaps are 2, from the end of a margin of 1 to the next. A dash turns from the one before by an angle with
-probability proportional to the square of its cosine. Discs have radius 1.5. Distractors have a third of the dashes. The paper's code draws
-at twice the size and shrinks; here a pixel has the part that a dash covers, by its distance. Contrast 2 x 0.75 is cut at white.
+A dash is 2 long and 0.5 wide; gaps are 2, from the end of a margin of 1 to the next. A dash turns from the
+one before by an angle with probability proportional to the square of its cosine. Discs have radius 1.5.
+Distractors have a third of the dashes. The paper's code draws at twice the size and shrinks; here a pixel has
+the part that a dash covers, by its distance. Contrast 2 x 0.75 is cut at white.
 """
 
 import math
@@ -27,13 +30,15 @@ CONTRAST = 2 * 0.75
 RETRIES = 4  # of a distractor that finds no way
 ANGLES = np.arange(48) * (2 * math.pi / 48)
 HEADINGS = np.stack([np.sin(ANGLES), np.cos(ANGLES)], 1)  # [48, 2], rows and columns
-TURNS = np.maximum(np.cos(ANGLES).round(12), 0) ** 2  # relative probability of a dash's angle to the one before
+# relative probability of a dash's angle to the one before
+TURNS = np.maximum(np.cos(ANGLES).round(12), 0) ** 2
 ALONG = np.linspace(0.0, DASH, 5)  # where a dash is looked at
 ROWS, COLUMNS = np.divmod(np.arange(SIDE * SIDE), SIDE)  # of each pixel
 
 
 class Picture(NamedTuple):
-    """An image ``[32, 32]`` (uint8) and its class; the dashes of each contour ``[n, 2, 2]``, start and end, its two discs ``[2, 2]``."""
+    """An image ``[32, 32]`` (uint8) and its class; the dashes of each contour ``[n, 2, 2]``, start and end,
+    its two discs ``[2, 2]``."""
 
     image: np.ndarray
     connected: int
@@ -62,7 +67,8 @@ class Contour:
 
 
 def free(tails: np.ndarray, headings: np.ndarray, taken: np.ndarray) -> np.ndarray:
-    """Which of the dashes from `tails` ``[n, 2]`` along `headings` lie on no taken pixel, and within the image."""
+    """Which of the dashes from `tails` ``[n, 2]`` along `headings` lie on no taken pixel, and within the
+    image."""
     points = np.rint(tails[:, None] + ALONG[:, None] * headings[:, None]).astype(int)
     inside = ((points >= 0) & (points < SIDE)).all((1, 2))
     row, column = np.clip(points, 0, SIDE - 1).transpose(2, 0, 1)
@@ -100,7 +106,8 @@ def draw(rng: np.random.Generator, connected: int) -> Picture:
 
 
 def _two_contours(rng: np.random.Generator) -> tuple[list[np.ndarray], np.ndarray] | None:
-    """The dashes of two contours that have all of them, and the pixels taken; None where they found no way."""
+    """The dashes of two contours that have all of them, and the pixels taken; None where they found no
+    way."""
     taken = np.ones((SIDE, SIDE), bool)
     taken[PADDING:-PADDING, PADDING:-PADDING] = False
     first = rng.integers(2 * APART, SIDE - 2 * APART, size=2) * 1.0
@@ -142,7 +149,9 @@ def rendered(contours: list[np.ndarray], discs: np.ndarray) -> np.ndarray:
     return np.rint(255 * image).astype(np.uint8).reshape(SIDE, SIDE)
 
 
-def examples(settings: Mapping[str, Any], folder: Path | None, split: str, rng: random.Random) -> Iterator[Example]:
+def examples(
+    settings: Mapping[str, Any], folder: Path | None, split: str, rng: random.Random
+) -> Iterator[Example]:
     """Random images, row by row, without end; each class with the same probability."""
     drawing = np.random.default_rng(rng.getrandbits(64))
     while True:

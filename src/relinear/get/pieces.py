@@ -1,7 +1,8 @@
-"""Long documents -> whole pieces of so many tokens, to train on and held out. No piece spans two documents, and what is left of one is left out.
+"""Long documents -> whole pieces of so many tokens, to train on and held out. No piece spans two documents,
+and what is left of one is left out.
 
-Whether a document is held out depends on its own text, as for texts of the same sources. Pieces to train on are shuffled by the seed; held-out ones
-come in the order of their documents' hash.
+Whether a document is held out depends on its own text, as for texts of the same sources. Pieces to train on
+are shuffled by the seed; held-out ones come in the order of their documents' hash.
 """
 
 import gzip
@@ -23,7 +24,8 @@ from relinear.plan.job import Job
 
 
 def documents(source: str, folder: Path | None) -> Iterator[text.Document]:
-    """The documents of a source, read from its asset's folder (`smoke` needs none). Raises UserError for an unknown source or an empty one."""
+    """The documents of a source, read from its asset's folder (`smoke` needs none). Raises UserError for an
+    unknown source or an empty one."""
     if source not in READERS:
         yield from text.documents(source, folder)
         return
@@ -34,13 +36,21 @@ def documents(source: str, folder: Path | None) -> Iterator[text.Document]:
 
 
 def build(
-    out: Path, tokenizer: PreTrainedTokenizerBase, folders: Mapping[str, Path | None], *, piece: int, train_tokens: int, heldout_tokens: int,
+    out: Path,
+    tokenizer: PreTrainedTokenizerBase,
+    folders: Mapping[str, Path | None],
+    *,
+    piece: int,
+    train_tokens: int,
+    heldout_tokens: int,
     seed: int,
-) -> dict[str, Any]:  # fmt: skip
-    """Write `{train,heldout}_{tokens,labels}.npy`, flat int32, a piece after the other; return counts and sha256s.
+) -> dict[str, Any]:
+    """Write `{train,heldout}_{tokens,labels}.npy`, flat int32, a piece after the other; return counts and
+    sha256s.
 
-    Each document is preceded by the tokenizer's separator, whose label is `IGNORED`. Of held-out pieces there are as many as were asked for or all.
-    Raises UserError where there are fewer pieces to train on than were asked for, and where none is held out.
+    Each document is preceded by the tokenizer's separator, whose label is `IGNORED`. Of held-out pieces there
+    are as many as were asked for or all. Raises UserError where there are fewer pieces to train on than were
+    asked for, and where none is held out.
     """
     separator = text.document_separator(tokenizer)
     train: list[np.ndarray] = []
@@ -52,7 +62,8 @@ def build(
         for digest in tqdm(sorted(by_digest), desc=f"documents of {source}", unit="doc"):
             ids = tokenizer(by_digest[digest].text, add_special_tokens=False, verbose=False)["input_ids"]
             both = np.array([separator + ids, [IGNORED] * len(separator) + ids], np.int32)
-            whole = both[:, : both.shape[1] // piece * piece].reshape(2, -1, piece).swapaxes(0, 1)  # [N, tokens and labels, piece]
+            # [N, tokens and labels, piece]
+            whole = both[:, : both.shape[1] // piece * piece].reshape(2, -1, piece).swapaxes(0, 1)
             if text._is_heldout(digest):
                 heldout[digest] = list(whole)
             else:
@@ -65,14 +76,22 @@ def build(
     wanted = train_tokens // piece
     if len(shuffled) < wanted or not by_hash:
         raise UserError(
-            f"{wanted} pieces of {piece} tokens to train on and one held out asked for; got {len(shuffled)} and {len(by_hash)} from the "
-            f"documents of {', '.join(folders)}; possible: a smaller budget or `piece`, or another source"
+            f"{wanted} pieces of {piece} tokens to train on and one held out asked for; got {len(shuffled)}"
+            f" and {len(by_hash)} from the documents of {', '.join(folders)}; possible: a smaller budget or"
+            " `piece`, or another source"
         )
     facts["files"] = {}
     out.mkdir(parents=True, exist_ok=True)
-    for split, chosen in (("train", shuffled[:wanted]), ("heldout", by_hash[: max(heldout_tokens // piece, 1)])):
+    for split, chosen in (
+        ("train", shuffled[:wanted]),
+        ("heldout", by_hash[: max(heldout_tokens // piece, 1)]),
+    ):
         tokens, labels = np.concatenate(chosen, axis=1)
-        facts[split] = {"tokens": len(tokens), "labelled": int((labels != IGNORED).sum()), "pieces": len(chosen)}
+        facts[split] = {
+            "tokens": len(tokens),
+            "labelled": int((labels != IGNORED).sum()),
+            "pieces": len(chosen),
+        }
         for kind, values in (("tokens", tokens), ("labels", labels)):
             path = out / f"{split}_{kind}.npy"
             np.save(path, values)
@@ -85,9 +104,14 @@ def work(job: Job) -> dict:
     settings = job.settings
     folders = {source: job.assets.get(source) for source in settings["sources"]}
     facts = build(
-        job.out, tokenizer_of(job.parents["model"]), folders, piece=settings["piece"], train_tokens=settings["train_tokens"],
-        heldout_tokens=settings["heldout_tokens"], seed=job.seed,
-    )  # fmt: skip
+        job.out,
+        tokenizer_of(job.parents["model"]),
+        folders,
+        piece=settings["piece"],
+        train_tokens=settings["train_tokens"],
+        heldout_tokens=settings["heldout_tokens"],
+        seed=job.seed,
+    )
     job.tokens = facts["train"]["tokens"]
     return facts
 

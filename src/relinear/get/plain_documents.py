@@ -23,5 +23,7 @@ def read(folder: Path) -> Iterator[Plain]:
     whole, begin = np.memmap(folder / TEXT, np.uint8, "r"), 0
     with (folder / ABOUT).open(encoding="utf-8") as lines:
         for about in map(json.loads, lines):
-            yield Plain(about["source"], bytes.fromhex(about["sha256"]), bytes(whole[begin : about["end"]]).decode())
+            yield Plain(
+                about["source"], bytes.fromhex(about["sha256"]), bytes(whole[begin : about["end"]]).decode()
+            )
             begin = about["end"]

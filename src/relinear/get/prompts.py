@@ -1,8 +1,10 @@
-"""Prompts and their answers -> token streams, to train on and held out, and the held-out prompts themselves, to answer.
+"""Prompts and their answers -> token streams, to train on and held out, and the held-out prompts themselves,
+to answer.
 
-A sample is the template with its fields filled in, after the tokenizer's document separator and before its end of text; samples follow each other
-without padding, and all but the separators is learned, the prompt included (Hedgehog, Appendix B.5). Sources have splits of their own; what is
-trained on is shuffled by the seed, and held-out prompts come in their order.
+A sample is the template with its fields filled in, after the tokenizer's document separator and before its
+end of text; samples follow each other without padding, and all but the separators is learned, the prompt
+included (Hedgehog, Appendix B.5). Sources have splits of their own; what is trained on is shuffled by the
+seed, and held-out prompts come in their order.
 """
 
 import csv
@@ -29,11 +31,20 @@ Sample = Mapping[str, str]  # field of the template -> text; `output` is the ans
 
 
 def build(
-    out: Path, tokenizer: PreTrainedTokenizerBase, source: str, folder: Path | None, *, template: str, train_tokens: int, seed: int
-) -> dict[str, Any]:  # fmt: skip
-    """Write `{train,heldout}_{tokens,labels}.npy`, flat int32, and `heldout.jsonl` into `out`; return counts and sha256s.
+    out: Path,
+    tokenizer: PreTrainedTokenizerBase,
+    source: str,
+    folder: Path | None,
+    *,
+    template: str,
+    train_tokens: int,
+    seed: int,
+) -> dict[str, Any]:
+    """Write `{train,heldout}_{tokens,labels}.npy`, flat int32, and `heldout.jsonl` into `out`; return counts
+    and sha256s.
 
-    Raises UserError for an unknown source, for one without samples of a split, and for a field that its samples do not have.
+    Raises UserError for an unknown source, for one without samples of a split, and for a field that its
+    samples do not have.
     """
     if source not in READERS:
         raise UserError(f"no prompts of {source!r}; have {', '.join(READERS)}")
@@ -53,9 +64,12 @@ def build(
             try:
                 prompt = before.format_map(sample)
             except KeyError as missing:
-                raise UserError(f"the template asks for {missing}; samples of {source!r} have {', '.join(sample)}") from None
+                raise UserError(
+                    f"the template asks for {missing}; samples of {source!r} have {', '.join(sample)}"
+                ) from None
             before_answer, whole = (
-                tokenizer(said, add_special_tokens=False, verbose=False)["input_ids"] for said in (prompt, prompt + sample["output"])
+                tokenizer(said, add_special_tokens=False, verbose=False)["input_ids"]
+                for said in (prompt, prompt + sample["output"])
             )
             whole = [*whole, tokenizer.eos_token_id]
             tokens.extend(separator + whole)
@@ -89,31 +103,45 @@ def _samsum(folder: Path, split: str) -> Iterator[Sample]:
     """Dialogues and their summaries; the test split is held out."""
     for path in sorted(folder.rglob("train.csv" if split == "train" else "test.csv")):
         with path.open(encoding="utf-8", newline="") as file:
-            yield from ({"input": row["dialogue"], "output": row["summary"]} for row in csv.DictReader(file) if row["dialogue"] and row["summary"])
+            yield from (
+                {"input": row["dialogue"], "output": row["summary"]}
+                for row in csv.DictReader(file)
+                if row["dialogue"] and row["summary"]
+            )
 
 
 def _aclsum(folder: Path, split: str) -> Iterator[Sample]:
-    """The abstracts of papers, each with three summaries: of the challenge, the approach and the outcome; the test split is held out."""
+    """The abstracts of papers, each with three summaries: of the challenge, the approach and the outcome; the
+    test split is held out."""
     for path in sorted(folder.rglob("train.jsonl" if split == "train" else "test.jsonl")):
         for paper in map(json.loads, path.read_text(encoding="utf-8").splitlines()):
             abstract = " ".join(paper["sentences"]["abstract"])
-            yield from ({"input": abstract, "aspect": aspect, "output": summary} for aspect, summary in paper["summary"].items())
+            yield from (
+                {"input": abstract, "aspect": aspect, "output": summary}
+                for aspect, summary in paper["summary"].items()
+            )
 
 
-SPLITS = {"heldout": slice(819), "train": slice(819 + 818, 819 + 818 + 14732)}  # as many samples as SAMSum has, whose validation split is not read
+# as many samples as SAMSum has, whose validation split is not read
+SPLITS = {"heldout": slice(819), "train": slice(819 + 818, 819 + 818 + 14732)}
 WORDS = range(40, 301)  # of a package's description: neither a line that is its own synopsis, nor a manual
 
 
 def _synopses(folder: Path, split: str) -> Iterator[Sample]:
-    """Descriptions of packages and their one-line synopses, of `WORDS` words: a split of them, in the order of their digests.
+    """Descriptions of packages and their one-line synopses, of `WORDS` words: a split of them, in the order
+    of their digests.
 
-    Packages of one source begin with the same sentence. Only the first of them is a sample, so that none lies in two splits.
+    Packages of one source begin with the same sentence. Only the first of them is a sample, so that none lies
+    in two splits.
     """
     firsts: dict[str, Sample] = {}
     for path in sorted(folder.rglob("Translation-en")):
         for entry in path.read_text(encoding="utf-8").split("\n\n"):
             if found := re.search(r"^Description-en: (.+)\n((?: .*(?:\n|$))+)", entry, re.MULTILINE):
-                paragraphs = [" ".join(paragraph.split()) for paragraph in re.split(r"^ \.$", found[2], flags=re.MULTILINE)]
+                paragraphs = [
+                    " ".join(paragraph.split())
+                    for paragraph in re.split(r"^ \.$", found[2], flags=re.MULTILINE)
+                ]
                 sample = {"input": "\n".join(paragraphs), "output": found[1].strip()}
                 if len(sample["input"].split()) in WORDS:
                     firsts.setdefault(re.split(r"(?<=\.) ", paragraphs[0])[0], sample)
@@ -125,7 +153,11 @@ def _smoke(_folder: None, split: str) -> Iterator[Sample]:
     """Stories, and their first sentences as summaries."""
     for document in text.documents("smoke"):
         if text._is_heldout(text._digest(document)) == (split == "heldout"):
-            yield {"input": document.text, "aspect": "story", "output": document.text.partition(". ")[0] + "."}
+            yield {
+                "input": document.text,
+                "aspect": "story",
+                "output": document.text.partition(". ")[0] + ".",
+            }
 
 
 READERS = {"samsum": _samsum, "synopses": _synopses, "aclsum": _aclsum, "smoke": _smoke}

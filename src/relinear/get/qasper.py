@@ -5,7 +5,8 @@ from typing import Any
 
 
 def paper(doc: Mapping[str, Any]) -> str:
-    """A paper's text from a `doc` of OLMES's requests: title, abstract, every section with its heading, an empty line between paragraphs."""
+    """A paper's text from a `doc` of OLMES's requests: title, abstract, every section with its heading, an
+    empty line between paragraphs."""
     whole, parts = doc["full_text"], [doc["title"], doc["abstract"]]
     for heading, paragraphs in zip(whole["section_name"], whole["paragraphs"], strict=True):
         parts += [(heading or "").rpartition(" ::: ")[2].strip(), *paragraphs]

@@ -2,11 +2,13 @@
 
     c 9 k 8 j 3 ... f 1 c -> 9
 
-A sequence is a list of key-value pairs that ends in a key which was in the list; the next token is that key's value. Each sequence draws a
-map of its own, in which every key has one value and several keys may share one; each pair's key is drawn anew, so keys come back. Tokens
-0 to keys - 1 are the keys, the next are the values. With 20 keys, 20 values and 63 pairs there are 40 tokens and 128 positions, and a key
-comes three times on average: the paper's numbers. It does not say how it draws; with values drawn with replacement and accuracy on the
-last token alone, the accuracy without any recall (`floor`) is the 17 % that its Table 2 has for the maps that fail.
+A sequence is a list of key-value pairs that ends in a key which was in the list; the next token is that key's
+value. Each sequence draws a map of its own, in which every key has one value and several keys may share one;
+each pair's key is drawn anew, so keys come back. Tokens 0 to keys - 1 are the keys, the next are the values.
+With 20 keys, 20 values and 63 pairs there are 40 tokens and 128 positions, and a key comes three times on
+average: the paper's numbers. It does not say how it draws; with values drawn with replacement and accuracy on
+the last token alone, the accuracy without any recall (`floor`) is the 17 % that its Table 2 has for the maps
+that fail.
 """
 
 import hashlib
@@ -25,7 +27,8 @@ ATTEMPTS = 100  # times as many sequences as wanted are drawn at most to find ne
 
 
 def draw(rng: np.random.Generator, n: int, keys: int, values: int, pairs: int) -> np.ndarray:
-    """Random sequences ``[n, 2 pairs + 2]``, int32: the pairs, one of their keys, each equally likely, and its value."""
+    """Random sequences ``[n, 2 pairs + 2]``, int32: the pairs, one of their keys, each equally likely, and
+    its value."""
     value_of = keys + rng.integers(values, size=(n, keys))
     drawn = rng.integers(keys, size=(n, pairs))
     present = np.zeros((n, keys), bool)
@@ -44,7 +47,10 @@ def draw_others(rng: np.random.Generator, n: int, known: set[bytes], sizes: Mapp
         if len(found) == n:
             return np.stack(found)
     possible = "more keys, values or pairs, or fewer sequences"
-    raise UserError(f"{n} training sequences asked for, {len(found)} got that are no test sequences, with {dict(sizes)}; possible: {possible}")
+    raise UserError(
+        f"{n} training sequences asked for, {len(found)} got that are no test sequences, with {dict(sizes)};"
+        f" possible: {possible}"
+    )
 
 
 def pairs_of(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -59,7 +65,8 @@ def occurrences(rows: np.ndarray) -> np.ndarray:
 
 
 def floor(rows: np.ndarray) -> np.ndarray:
-    """The score of the best guess without recall on each sequence: the value that most of its keys have; a part of 1 where several are best."""
+    """The score of the best guess without recall on each sequence: the value that most of its keys have; a
+    part of 1 where several are best."""
     keys, values, _, answer = pairs_of(rows)
     scores = []
     for k, v, right in zip(keys, values, answer, strict=True):
@@ -85,11 +92,14 @@ def _facts(folder: Path) -> dict:
 
 
 def work(job: Job) -> dict:
-    """Write `{train,heldout}_{tokens,labels}.npy`, flat int32: every token but a sequence's first is learned, as in a text."""
+    """Write `{train,heldout}_{tokens,labels}.npy`, flat int32: every token but a sequence's first is learned,
+    as in a text."""
     settings = job.settings
     sizes = {name: settings[name] for name in ("keys", "values", "pairs")}
     test = draw(np.random.default_rng(HELD_OUT), settings["test"], **sizes)
-    train = draw_others(np.random.default_rng([HELD_OUT, job.seed]), settings["train"], {row.tobytes() for row in test}, sizes)
+    train = draw_others(
+        np.random.default_rng([HELD_OUT, job.seed]), settings["train"], {row.tobytes() for row in test}, sizes
+    )
     files = {}
     for split, rows in (("train", train), ("heldout", test)):
         for kind in ("tokens", "labels"):
@@ -98,6 +108,8 @@ def work(job: Job) -> dict:
             files[path.name] = sha256(path)
     content = hashlib.sha256(train.tobytes() + test.tobytes()).hexdigest()
     return {
-        "sources": {"recall": {"documents": len(train) + len(test), "sha256": content}}, "files": files,
-        "length": train.shape[1], "vocabulary": sizes["keys"] + sizes["values"],
-    }  # fmt: skip
+        "sources": {"recall": {"documents": len(train) + len(test), "sha256": content}},
+        "files": files,
+        "length": train.shape[1],
+        "vocabulary": sizes["keys"] + sizes["values"],
+    }

@@ -1,6 +1,8 @@
-"""A text with splits of its own -> token streams: all of its training split, in its order, and its test split, held out.
+"""A text with splits of its own -> token streams: all of its training split, in its order, and its test
+split, held out.
 
-Articles are tokenised as texts are (`relinear.get.text`): each after the tokenizer's document separator, which is not learned.
+Articles are tokenised as texts are (`relinear.get.text`): each after the tokenizer's document separator,
+which is not learned.
 """
 
 import re
@@ -24,8 +26,8 @@ SPLITS = {"train": "train", "heldout": "test"}  # ours -> theirs
 
 
 def build(out: Path, tokenizer: PreTrainedTokenizerBase, source: str, folder: Path) -> dict[str, Any]:
-    """Write `{train,heldout}_{tokens,labels}.npy`, flat int32, into `out`; return counts and sha256s. Raises UserError for an unknown source and
-    for a split without articles."""
+    """Write `{train,heldout}_{tokens,labels}.npy`, flat int32, into `out`; return counts and sha256s. Raises
+    UserError for an unknown source and for a split without articles."""
     if source not in READERS:
         raise UserError(f"no text {source!r} with splits of its own; have {', '.join(READERS)}")
     separator, facts = text.document_separator(tokenizer), {"files": {}}

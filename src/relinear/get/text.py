@@ -30,7 +30,9 @@ HELDOUT_SHARE = 0.1  # the share of every source's documents
 CHUNK = 256  # documents tokenised at once
 
 
-def documents(name: str, folder: Path | None = None, *, reader: str | None = None, column: str | None = None) -> Iterator[Document]:
+def documents(
+    name: str, folder: Path | None = None, *, reader: str | None = None, column: str | None = None
+) -> Iterator[Document]:
     """The documents of a source, read from its asset's folder or file (`smoke` needs none), in a fixed order.
 
     Args:
@@ -39,7 +41,13 @@ def documents(name: str, folder: Path | None = None, *, reader: str | None = Non
 
     Raises `UserError` for a source that nothing reads, and for one whose folder holds no documents.
     """
-    files = [] if folder is None else [folder] if folder.is_file() else [path for path in folder.rglob("*") if path.is_file()]
+    files = (
+        []
+        if folder is None
+        else [folder]
+        if folder.is_file()
+        else [path for path in folder.rglob("*") if path.is_file()]
+    )
     read = readers.load(chosen := readers.chosen(name, files, reader)).read
     if column is not None and "column" not in inspect.signature(read).parameters:
         raise UserError(f"{name!r} is read by {chosen!r}, which has no columns; leave `column` out")
@@ -83,10 +91,11 @@ def build_text(
 ) -> dict:
     """Write `{train,heldout}_{tokens,labels}.npy` (flat int32) into `out`; return counts and sha256s.
 
-    `sources` maps each source's name to its folder; all are trained on, or only `train_sources`. `reader` and `column`
-    are those of `documents`. Documents to train on are shuffled by `seed`; held-out ones, all of `heldout_source`, come in the order of their hash,
-    so every seed is scored on the same text. A stream is a prefix of the one that a larger budget gives.
-    Labels equal tokens, except `IGNORED` on separators and on prompts; an instruction's response ends in EOS.
+    `sources` maps each source's name to its folder; all are trained on, or only `train_sources`. `reader` and
+    `column` are those of `documents`. Documents to train on are shuffled by `seed`; held-out ones, all of
+    `heldout_source`, come in the order of their hash, so every seed is scored on the same text. A stream is a
+    prefix of the one that a larger budget gives. Labels equal tokens, except `IGNORED` on separators and on
+    prompts; an instruction's response ends in EOS.
 
     Raises `UserError` for an unknown source, and for fewer tokens than asked for.
     """
@@ -134,10 +143,17 @@ def work(job: Job) -> dict:
         made["written"] = job.parents["written"] / "written.jsonl"
     folders = {n: made[n] if n in made else job.assets[n] for n in names}
     return build_text(
-        job.out, tokenizer_of(job.parents["model"]), folders, train_sources=settings["sources"],
-        train_tokens=settings["train_tokens"], heldout_tokens=settings["heldout_tokens"], heldout_source=settings["heldout_source"],
-        seed=job.seed, reader=settings.get("reader"), column=settings.get("column"),
-    )  # fmt: skip
+        job.out,
+        tokenizer_of(job.parents["model"]),
+        folders,
+        train_sources=settings["sources"],
+        train_tokens=settings["train_tokens"],
+        heldout_tokens=settings["heldout_tokens"],
+        heldout_source=settings["heldout_source"],
+        seed=job.seed,
+        reader=settings.get("reader"),
+        column=settings.get("column"),
+    )
 
 
 def _digest(document: Document) -> bytes:
@@ -150,12 +166,15 @@ def _is_heldout(digest: bytes) -> bool:
     return int.from_bytes(digest[:8], "big") < HELDOUT_SHARE * 2**64
 
 
-def _stream(split: str, chosen: Sequence[Document], tokenizer: PreTrainedTokenizerBase, budget: int) -> tuple[np.ndarray, np.ndarray, int]:
+def _stream(
+    split: str, chosen: Sequence[Document], tokenizer: PreTrainedTokenizerBase, budget: int
+) -> tuple[np.ndarray, np.ndarray, int]:
     """The first `budget` tokens of the documents, their labels, and how many documents that took."""
     if budget < 1:
         raise UserError(f"{split}: {budget} tokens asked for; at least 1 is needed")
     separator = document_separator(tokenizer)
-    tokens, labels, used = array("i"), array("i"), 0  # 4 bytes a number; a list takes 8, and its numbers 28 each
+    # 4 bytes a number; a list takes 8, and its numbers 28 each
+    tokens, labels, used = array("i"), array("i"), 0
     with tqdm(total=budget, desc=f"{split} tokens", unit="tok", unit_scale=True) as bar:
         for start in range(0, len(chosen), CHUNK):
             chunk = chosen[start : start + CHUNK]
@@ -170,7 +189,11 @@ def _stream(split: str, chosen: Sequence[Document], tokenizer: PreTrainedTokeniz
                 used += 1
                 if len(tokens) >= budget:
                     bar.update(budget - bar.n)
-                    return np.frombuffer(tokens, np.int32, budget), np.frombuffer(labels, np.int32, budget), used
+                    return (
+                        np.frombuffer(tokens, np.int32, budget),
+                        np.frombuffer(labels, np.int32, budget),
+                        used,
+                    )
             bar.update(len(tokens) - bar.n)
     raise UserError(
         f"{split}: {budget} tokens asked for, {len(tokens)} got from all {len(chosen)} documents "

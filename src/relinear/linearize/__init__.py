@@ -1,4 +1,5 @@
-"""From a teacher to a linearized model, and from stage folders back to one. The package is the function, too: `relinear.linearize(model, ...)`."""
+"""From a teacher to a linearized model, and from stage folders back to one. The package is the function, too:
+`relinear.linearize(model, ...)`."""
 
 import importlib
 import sys
@@ -6,7 +7,8 @@ from types import ModuleType
 
 
 class _Package(ModuleType):
-    """This package as a function: once one of its modules is imported, `relinear.linearize` is the package, and users call that name."""
+    """This package as a function: once one of its modules is imported, `relinear.linearize` is the package,
+    and users call that name."""
 
     def __call__(self, model, method: str, **given):
         """`relinear.linearize.model.linearize`."""

@@ -1,4 +1,5 @@
-"""Models out of the folders that stages leave: the pretrained model, then what each step of each run of a chain trained."""
+"""Models out of the folders that stages leave: the pretrained model, then what each step of each run of a
+chain trained."""
 
 import math
 from collections.abc import Sequence
@@ -17,18 +18,22 @@ from relinear.linearize.model import Linearized, linearize, recipe_of
 from relinear.plan.job import Link
 from relinear.weights import require_plain_adapter, require_whole
 
-WITHOUT_EMBEDDINGS = {"without": "embeddings"}  # the metadata of all weights but the tables of embeddings, which their step left as they were
+# the metadata of all weights but the tables of embeddings, which their step left as they were
+WITHOUT_EMBEDDINGS = {"without": "embeddings"}
 
 
-def assemble(model: Path, links: Sequence[Link], dtype: torch.dtype = torch.float32, device: str = "cpu") -> PreTrainedModel:
+def assemble(
+    model: Path, links: Sequence[Link], dtype: torch.dtype = torch.float32, device: str = "cpu"
+) -> PreTrainedModel:
     """The model that a chain of runs arrived at, from the pretrained folder `model` on.
 
-    A link linearizes, unless its method is softmax or the model is linearized as it says already. Of each step's folder are loaded
-    `model.safetensors` (everything, or all but the embeddings), `method.safetensors` (what the method added) and `adapter/` (LoRA). The adapter
-    of the very last step stays one, in the model's dtype; one that a step or a link follows is merged into the weights.
+    A link linearizes, unless its method is softmax or the model is linearized as it says already. Of each
+    step's folder are loaded `model.safetensors` (everything, or all but the embeddings), `method.safetensors`
+    (what the method added) and `adapter/` (LoRA). The adapter of the very last step stays one, in the model's
+    dtype; one that a step or a link follows is merged into the weights.
 
-    Raises UserError for a link of another method than the model is linearized by, for a folder that holds nothing to load, and
-    for a folder whose tensors are not the model's.
+    Raises UserError for a link of another method than the model is linearized by, for a folder that holds
+    nothing to load, and for a folder whose tensors are not the model's.
     """
     built = load_teacher(model, dtype, device)
     for i, link in enumerate(links):
@@ -39,7 +44,8 @@ def assemble(model: Path, links: Sequence[Link], dtype: torch.dtype = torch.floa
 
 
 def to_train(model: Path, links: Sequence[Link], dtype: torch.dtype) -> PreTrainedModel:
-    """The model that a training step begins with: as `assemble` makes it, the last adapter merged too, and every weight trainable."""
+    """The model that a training step begins with: as `assemble` makes it, the last adapter merged too, and
+    every weight trainable."""
     return assemble(model, [*links, links[-1]._replace(steps=())], dtype)
 
 
@@ -49,8 +55,10 @@ def _converted(model: PreTrainedModel, link: Link) -> PreTrainedModel:
         return model if link.method == "softmax" else linearize(model, link.method, **link.options)
     has, wanted = model.config.relinear, recipe_of(model, link.method, **link.options)
     if has != wanted:
-        raise UserError(f"the chain goes on with {_said(wanted)}, but its model is linearized by {_said(has)}; a model is linearized once, so "
-                        "possible are the same method and options, or a chain that begins before it")  # fmt: skip
+        raise UserError(
+            f"the chain goes on with {_said(wanted)}, but its model is linearized by {_said(has)}; a model is"
+            " linearized once, so possible are the same method and options, or a chain that begins before it"
+        )
     return model
 
 
@@ -61,33 +69,46 @@ def _said(recipe: dict[str, Any]) -> str:
 
 def _load_step(model: PreTrainedModel, folder: Path, followed: bool) -> PreTrainedModel:
     """The model with what a step's folder holds. An adapter that is followed by more is merged."""
-    everything, method, adapter = (folder / name for name in ("model.safetensors", "method.safetensors", "adapter"))
+    everything, method, adapter = (
+        folder / name for name in ("model.safetensors", "method.safetensors", "adapter")
+    )
     if not (everything.is_file() or method.is_file() or adapter.is_dir()):
         got = ", ".join(sorted(p.name for p in folder.glob("*"))) or "nothing"
-        raise UserError(f"no step's result in {folder}: got {got}; possible are model.safetensors, method.safetensors and adapter/")
+        raise UserError(
+            f"no step's result in {folder}: got {got}; possible are model.safetensors, method.safetensors and"
+            " adapter/"
+        )
     if everything.is_file():
         _load_into(model, everything, trained(model, everything))
     if method.is_file():
         if not isinstance(model, Linearized):
-            raise UserError(f"{method} holds what a method added, but the model has softmax attention; possible: a link with that method")
+            raise UserError(
+                f"{method} holds what a method added, but the model has softmax attention; possible: a link"
+                " with that method"
+            )
         _load_into(model, method, set(model.method_parameters()))
     return _adapted(model, adapter, merge=followed) if adapter.is_dir() else model
 
 
 def _adapted(model: PreTrainedModel, folder: Path, merge: bool) -> PreTrainedModel:
-    """The model with a LoRA of peft's, beside the weights or merged into them; then every weight can be trained, as before."""
-    from peft import PeftModel, get_peft_model_state_dict  # takes seconds to import, and most stages load no adapter
+    """The model with a LoRA of peft's, beside the weights or merged into them; then every weight can be
+    trained, as before."""
+    # takes seconds to import, and most stages load no adapter
+    from peft import PeftModel, get_peft_model_state_dict
 
     require_plain_adapter(folder)
-    # Beside the weights in the model's dtype: peft's default computes float32 adapters beside bfloat16 weights, at three times the cost.
-    # To be merged in float32: the product is added in float32, and the sum is rounded to the weights' dtype once.
+    # Beside the weights in the model's dtype: peft's default computes float32 adapters beside bfloat16
+    # weights, at three times the cost. To be merged in float32: the product is added in float32, and the sum
+    # is rounded to the weights' dtype once.
     try:
         adapted = PeftModel.from_pretrained(model, folder, autocast_adapter_dtype=merge)
     except (RuntimeError, ValueError) as error:
         raise UserError(f"{folder} is no adapter of this model: {error}") from error
     # peft warns of a tensor that is missing, and passes over one that it does not know.
     own = get_peft_model_state_dict(adapted, save_embedding_layers=False)
-    require_whole([folder / "adapter_model.safetensors"], {name: tuple(tensor.shape) for name, tensor in own.items()})
+    require_whole(
+        [folder / "adapter_model.safetensors"], {name: tuple(tensor.shape) for name, tensor in own.items()}
+    )
     return adapted.merge_and_unload().requires_grad_(True) if merge else adapted
 
 
@@ -98,7 +119,8 @@ def _load_into(model: PreTrainedModel, path: Path, expected: set[str]) -> None:
 
 
 def trained(model: PreTrainedModel, path: Path) -> set[str]:
-    """The names of what a step's `model.safetensors` has to hold: every parameter, or all but the embeddings where its metadata says so."""
+    """The names of what a step's `model.safetensors` has to hold: every parameter, or all but the embeddings
+    where its metadata says so."""
     names = {n for n, _ in model.named_parameters()}
     with safe_open(path, "pt") as file:
         return names - embeddings(model).keys() if file.metadata() == WITHOUT_EMBEDDINGS else names

@@ -1,7 +1,8 @@
 """Several documents in one row (packed rows): where each begins, and how a layer takes each by itself.
 
-A state and a window end with a document, so documents are taken apart before a method sees them: those of about one length side by side,
-padded on the right, which leaves no trace. What a document gives does not depend on what stands beside it.
+A state and a window end with a document, so documents are taken apart before a method sees them: those of
+about one length side by side, padded on the right, which leaves no trace. What a document gives does not
+depend on what stands beside it.
 """
 
 from collections import defaultdict
@@ -10,11 +11,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-ENDS = ("cu_seq_lens_q", "cu_seq_lens_k")  # [documents + 1]: where documents begin in all rows, one after another, and the end
-GIVEN = (*ENDS, "seq_idx", "max_length_q", "max_length_k")  # what DataCollatorWithFlattening makes beside position_ids
+# [documents + 1]: where documents begin in all rows, one after another, and the end
+ENDS = ("cu_seq_lens_q", "cu_seq_lens_k")
+# what DataCollatorWithFlattening makes beside position_ids
+GIVEN = (*ENDS, "seq_idx", "max_length_q", "max_length_k")
 POSSIBLE = (
-    "possible: documents side by side, padded, with attention_mask; or packed without attention_mask and without a cache, "
-    "by position_ids that begin anew, seq_idx or cu_seq_lens_q"
+    "possible: documents side by side, padded, with attention_mask; or packed without attention_mask and"
+    " without a cache, by position_ids that begin anew, seq_idx or cu_seq_lens_q"
 )
 
 
@@ -47,7 +50,8 @@ class Rows(NamedTuple):
 
 
 def unpadded(real: Tensor) -> list[Rows]:
-    """The rows of a piece with mask ``[B, T]``, by how many real tokens they have; those without any are left out. Waits for the device."""
+    """The rows of a piece with mask ``[B, T]``, by how many real tokens they have; those without any are left
+    out. Waits for the device."""
     counts = real.sum(1)
     found = []
     for count in sorted({*counts.tolist()} - {0}):
@@ -67,11 +71,15 @@ def take(kwargs: dict) -> dict:
     return taken
 
 
-def documents(given: dict, positions: Tensor | None, mask: Tensor | None, rows: tuple[int, int], device) -> Documents | None:
-    """The documents of rows ``[B, T]``; None where each row is one. Reading them waits for the device, but only where they are given.
+def documents(
+    given: dict, positions: Tensor | None, mask: Tensor | None, rows: tuple[int, int], device
+) -> Documents | None:
+    """The documents of rows ``[B, T]``; None where each row is one. Reading them waits for the device, but
+    only where they are given.
 
-    `given` is what `take` found. Positions ``[B or 1, T]`` that do not go up by one begin a document where there is no mask, as in
-    transformers; with a mask they are refused. Raises ValueError for boundaries that disagree, or do not fit the rows.
+    `given` is what `take` found. Positions ``[B or 1, T]`` that do not go up by one begin a document where
+    there is no mask, as in transformers; with a mask they are refused. Raises ValueError for boundaries that
+    disagree, or do not fit the rows.
     """
     if mask is not None:
         if given:
@@ -84,7 +92,9 @@ def documents(given: dict, positions: Tensor | None, mask: Tensor | None, rows: 
         if name in given:
             found[name] = _by_ends(name, given[name], rows)
     if lengths := [name for name in given if name.startswith("max_length") and not found]:
-        raise ValueError(f"got {lengths[0]} without cu_seq_lens_q, which says where documents begin; {POSSIBLE}")
+        raise ValueError(
+            f"got {lengths[0]} without cu_seq_lens_q, which says where documents begin; {POSSIBLE}"
+        )
     if "seq_idx" in given:
         found["seq_idx"] = _by_change("seq_idx", given["seq_idx"], rows, 0)
     if positions is not None and rows[1] > 1:
@@ -102,19 +112,23 @@ def documents(given: dict, positions: Tensor | None, mask: Tensor | None, rows: 
 def refuse_state(packed: Documents, batch: int) -> None:
     """Raise ValueError: a state is kept, and there are several documents in a row."""
     count = sum(len(group.places) for group in packed.groups)
-    raise ValueError(f"got {count} documents in {batch} rows where a state is kept, which would run from one into the next; {POSSIBLE}")
+    raise ValueError(
+        f"got {count} documents in {batch} rows where a state is kept, which would run from one into the"
+        f" next; {POSSIBLE}"
+    )
 
 
 def _check_one(positions: Tensor, real: Tensor) -> None:
-    """Raise ValueError where positions begin anew although a mask is given, which says that a row is one sequence."""
+    """Raise ValueError where positions begin anew although a mask is given, which says that a row is one
+    sequence."""
     if real.shape[1] < 2 or positions.shape[1] != real.shape[1]:
         return
     anew = (positions.diff(dim=1) != 1) & real[:, 1:] & real[:, :-1]
     if bool(anew.any()):
         row, column = anew.nonzero()[0].tolist()
         raise ValueError(
-            f"position_ids do not go up by one at token {column + 1} of row {row}: another document begins there, but "
-            f"attention_mask says that the row is one; {POSSIBLE}"
+            f"position_ids do not go up by one at token {column + 1} of row {row}: another document begins"
+            f" there, but attention_mask says that the row is one; {POSSIBLE}"
         )
 
 
@@ -136,7 +150,8 @@ def _by_change(name: str, values: Tensor, rows: tuple[int, int], step: int) -> l
 
 
 def _apart(starts: list[int], rows: tuple[int, int], device) -> Documents:
-    """Documents whose lengths lie between the same powers of two stand side by side: padding is less than half of a group."""
+    """Documents whose lengths lie between the same powers of two stand side by side: padding is less than
+    half of a group."""
     by_size, positions = defaultdict(list), []
     for start, stop in zip(starts, [*starts[1:], rows[0] * rows[1]], strict=True):
         by_size[(stop - start - 1).bit_length()].append((start, stop))
@@ -150,8 +165,12 @@ def _apart(starts: list[int], rows: tuple[int, int], device) -> Documents:
         places = starting[:, None] + column * real
         inside = real.flatten().nonzero().flatten()
         standing.append(places.flatten()[inside])
-        groups.append(Group(places.to(device), None if bool(real.all()) else real.to(device), inside.to(device)))
-    return Documents(groups, torch.cat(standing).argsort().to(device), torch.tensor(positions, device=device).view(rows))
+        groups.append(
+            Group(places.to(device), None if bool(real.all()) else real.to(device), inside.to(device))
+        )
+    return Documents(
+        groups, torch.cat(standing).argsort().to(device), torch.tensor(positions, device=device).view(rows)
+    )
 
 
 def _some(values: list[int], shown: int = 8) -> str:

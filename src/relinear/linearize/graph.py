@@ -1,4 +1,5 @@
-"""A decode step, or a training step's gradients, as one CUDA graph: recorded once, then launched whole, with no Python between its kernels."""
+"""A decode step, or a training step's gradients, as one CUDA graph: recorded once, then launched whole, with
+no Python between its kernels."""
 
 from collections.abc import Callable
 
@@ -8,36 +9,46 @@ from transformers import PreTrainedModel
 
 from relinear.linearize.state import RecurrentCache, tree_map
 
-WARM_UP = 2  # steps run as they are before one is recorded: they compile the kernels and allocate the libraries' workspaces
+# steps run as they are before one is recorded: they compile the kernels and allocate the libraries'
+# workspaces
+WARM_UP = 2
 
 
 def capture(step: Callable[[], None], device: torch.device) -> Callable[[], None]:
-    """A function that launches all kernels of `step` again, on the same memory. Recording runs none of them. On a CPU it is `step` itself."""
+    """A function that launches all kernels of `step` again, on the same memory. Recording runs none of them.
+    On a CPU it is `step` itself."""
     if device.type != "cuda":
         return step
     graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
-    # On the stream that the plain steps ran on, if it can be recorded: gradients are added up where their parameters were first used.
+    # On the stream that the plain steps ran on, if it can be recorded: gradients are added up where their
+    # parameters were first used.
     with torch.cuda.graph(graph, stream=None if current == torch.cuda.default_stream() else current):
         step()
     return graph.replay
 
 
 def overwrite(old, new) -> None:
-    """Copy a state into the memory of the one before it, unless it lies there already. Raises ValueError for a state that grew."""
+    """Copy a state into the memory of the one before it, unless it lies there already. Raises ValueError for
+    a state that grew."""
     if not isinstance(old, Tensor):
         for a, b in zip(old, new, strict=True):
             overwrite(a, b)
     elif old.shape != new.shape:
-        raise ValueError(f"a recorded step needs a state of fixed size; got {list(new.shape)} after {list(old.shape)}: a layer kept as softmax")
+        raise ValueError(
+            f"a recorded step needs a state of fixed size; got {list(new.shape)} after {list(old.shape)}: a"
+            " layer kept as softmax"
+        )
     elif old.data_ptr() != new.data_ptr():
         old.copy_(new)
 
 
 class Recorded:
-    """A function of tensors that only launches kernels. On a GPU the calls after the first `WARM_UP` replay one graph of it.
+    """A function of tensors that only launches kernels. On a GPU the calls after the first `WARM_UP` replay
+    one graph of it.
 
-    Side effects such as gradients must keep their addresses: allocate them before the last plain call and never replace them. The next call
-    overwrites the result. Tensors of another shape than the recorded ones are given to the function itself.
+    Side effects such as gradients must keep their addresses: allocate them before the last plain call and
+    never replace them. The next call overwrites the result. Tensors of another shape than the recorded ones
+    are given to the function itself.
     """
 
     def __init__(self, function: Callable[..., Tensor]):
@@ -46,7 +57,8 @@ class Recorded:
         self.result: Tensor | None = None
 
     def __call__(self, *tensors: Tensor) -> Tensor:
-        """The function's result: from plain calls at first, then from the captured graph. The same memory holds each replayed result."""
+        """The function's result: from plain calls at first, then from the captured graph. The same memory
+        holds each replayed result."""
         self.calls += 1
         if self.calls <= WARM_UP or not tensors[0].is_cuda:
             return self.function(*tensors)
@@ -65,10 +77,12 @@ class Recorded:
 
 
 class Decoder:
-    """Greedy decoding of a linearized model. Call it once a token; on a GPU all calls but the first `WARM_UP` replay one graph.
+    """Greedy decoding of a linearized model. Call it once a token; on a GPU all calls but the first `WARM_UP`
+    replay one graph.
 
-    `cache` holds the prompt and `ids` ``[B, 1]`` the token that follows it. Both live in fixed memory from here on, and the cache stays
-    valid: positions and states are as after the same number of calls of the model.
+    `cache` holds the prompt and `ids` ``[B, 1]`` the token that follows it. Both live in fixed memory from
+    here on, and the cache stays valid: positions and states are as after the same number of calls of the
+    model.
     """
 
     def __init__(self, model: PreTrainedModel, cache: RecurrentCache, ids: Tensor):

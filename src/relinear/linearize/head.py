@@ -16,22 +16,27 @@ Pool = Literal["first", "mean", "pair"]
 
 
 class Head(nn.Module):
-    """A layer with tanh on the first token of a text (BERT's [CLS]), or on the mean of its tokens, then one output a class, or one number.
+    """A layer with tanh on the first token of a text (BERT's [CLS]), or on the mean of its tokens, then one
+    output a class, or one number.
 
-    On a `pair` of texts that are read apart it sees both means, their product and their difference (Long Range Arena's Retrieval).
+    On a `pair` of texts that are read apart it sees both means, their product and their difference (Long
+    Range Arena's Retrieval).
     """
 
     def __init__(self, width: int, outputs: int, pool: Pool = "first", dropout: float = 0.0):
         super().__init__()
         self.pool, self.dropout = pool, nn.Dropout(dropout)
-        self.dense, self.out = nn.Linear(4 * width if pool == "pair" else width, width), nn.Linear(width, outputs)
+        self.dense, self.out = (
+            nn.Linear(4 * width if pool == "pair" else width, width),
+            nn.Linear(width, outputs),
+        )
         for layer in (self.dense, self.out):  # as BERT's
             nn.init.normal_(layer.weight, std=0.02)
             nn.init.zeros_(layer.bias)
 
     def forward(self, hidden: Tensor, mask: Tensor) -> Tensor:
-        """Outputs ``[B, outputs]`` for hidden states ``[B, T, width]``; `mask` is False at padding, which leaves no trace. Of
-        pairs the first texts' rows come before the second ones'."""
+        """Outputs ``[B, outputs]`` for hidden states ``[B, T, width]``; `mask` is False at padding, which
+        leaves no trace. Of pairs the first texts' rows come before the second ones'."""
         if self.pool == "first":
             pooled = hidden[:, 0]
         else:
@@ -45,7 +50,11 @@ class Head(nn.Module):
 
     def save(self, folder: Path) -> None:
         """Write `head.safetensors` into a step's folder."""
-        save_file({n: p.detach().cpu().contiguous() for n, p in self.named_parameters()}, folder / FILE, {"pool": json.dumps(self.pool)})
+        save_file(
+            {n: p.detach().cpu().contiguous() for n, p in self.named_parameters()},
+            folder / FILE,
+            {"pool": json.dumps(self.pool)},
+        )
 
 
 def last_head(steps: Sequence[Path]) -> Head | None:
@@ -62,10 +71,14 @@ def last_head(steps: Sequence[Path]) -> Head | None:
 
 
 def apart(tokens: Tensor, mask: Tensor, types: Tensor) -> tuple[Tensor, Tensor]:
-    """Tokens and mask ``[2B, T / 2]`` of the first and then of the second texts of pairs ``[B, T]``, none of which has more than half of T."""
+    """Tokens and mask ``[2B, T / 2]`` of the first and then of the second texts of pairs ``[B, T]``, none of
+    which has more than half of T."""
     both = torch.cat([mask & (types == 0), mask & (types == 1)])
-    place = torch.where(both, both.cumsum(1) - 1, tokens.shape[1])  # each token's among those of its text; of the other's tokens: beyond the end
-    moved = tokens.new_zeros(len(both), tokens.shape[1] + 1).scatter(1, place, tokens.repeat(2, 1))[:, : tokens.shape[1] // 2]
+    # each token's among those of its text; of the other's tokens: beyond the end
+    place = torch.where(both, both.cumsum(1) - 1, tokens.shape[1])
+    moved = tokens.new_zeros(len(both), tokens.shape[1] + 1).scatter(1, place, tokens.repeat(2, 1))[
+        :, : tokens.shape[1] // 2
+    ]
     return moved, torch.arange(moved.shape[1], device=tokens.device) < both.sum(1, keepdim=True)
 
 
@@ -77,8 +90,11 @@ class Classifier(nn.Module):
         self.encoder, self.head = encoder, head
 
     def forward(self, tokens: Tensor, mask: Tensor, types: Tensor) -> Tensor:
-        """Outputs ``[B, outputs]`` of texts ``[B, T]``, with the mask and the types that `Padded.batch` gives."""
+        """Outputs ``[B, outputs]`` of texts ``[B, T]``, with the mask and the types that `Padded.batch`
+        gives."""
         if self.head.pool == "pair":
             tokens, mask = apart(tokens, mask, types)
             types = torch.zeros_like(tokens)
-        return self.head(self.encoder(tokens, attention_mask=mask, token_type_ids=types).last_hidden_state, mask)
+        return self.head(
+            self.encoder(tokens, attention_mask=mask, token_type_ids=types).last_hidden_state, mask
+        )

@@ -1,4 +1,5 @@
-"""The recurrent cache: the state of every layer of a linearized model, in the form that transformers' `generate()` passes around."""
+"""The recurrent cache: the state of every layer of a linearized model, in the form that transformers'
+`generate()` passes around."""
 
 from typing import Any
 
@@ -8,7 +9,8 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 
 def tree_map(fn, state, *others):
-    """Apply `fn` to every tensor of a nested tuple of tensors (methods' states are NamedTuples of tensors), and to those of others like it."""
+    """Apply `fn` to every tensor of a nested tuple of tensors (methods' states are NamedTuples of tensors),
+    and to those of others like it."""
     if isinstance(state, Tensor):
         return fn(state, *others)
     parts = [tree_map(fn, *s) for s in zip(state, *others, strict=True)]
@@ -49,7 +51,10 @@ class RecurrentLayer(CacheLayerMixin):
 
     def update(self, *args, **kwargs):
         """Raise TypeError: only a linearized layer can advance a recurrent state."""
-        raise TypeError("a recurrent state is advanced by its own layer, not by keys and values: the model's layers are not linearized")
+        raise TypeError(
+            "a recurrent state is advanced by its own layer, not by keys and values: the model's layers are"
+            " not linearized"
+        )
 
     def get_seq_length(self) -> int:
         """Tokens seen so far."""
@@ -73,8 +78,8 @@ class RecurrentLayer(CacheLayerMixin):
         """Raise ValueError for any tokens to take back: a recurrent state cannot give them."""
         if tokens_to_remove:
             raise ValueError(
-                f"a recurrent state cannot take tokens back; got crop({tokens_to_remove}). Assisted decoding needs a softmax "
-                "model on both sides; possible here: greedy, sampling, beams"
+                f"a recurrent state cannot take tokens back; got crop({tokens_to_remove}). Assisted decoding"
+                " needs a softmax model on both sides; possible here: greedy, sampling, beams"
             )
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
@@ -93,7 +98,8 @@ class RecurrentLayer(CacheLayerMixin):
 
 
 class RecurrentCache(Cache):
-    """One `RecurrentLayer` per layer, and how many real tokens each sequence has had: the positions of left-padded batches."""
+    """One `RecurrentLayer` per layer, and how many real tokens each sequence has had: the positions of
+    left-padded batches."""
 
     def __init__(self, layers: int):
         super().__init__(layers=[RecurrentLayer() for _ in range(layers)])
@@ -103,10 +109,14 @@ class RecurrentCache(Cache):
         self.generated = 0  # tokens that it has chosen for each sequence
 
     def bind(self, owner: dict[str, Any], batch: int) -> None:
-        """Raises ValueError where the cache was filled by another kind of model, or for another batch size."""
+        """Raises ValueError where the cache was filled by another kind of model, or for another batch
+        size."""
         if self.owner is None:
             if len(self.layers) != owner["layers"]:
-                raise ValueError(f"this cache has {len(self.layers)} layers; the model has {owner['layers']} (model.make_cache() makes one)")
+                raise ValueError(
+                    f"this cache has {len(self.layers)} layers; the model has {owner['layers']}"
+                    " (model.make_cache() makes one)"
+                )
             self.owner = owner
         if self.owner != owner:
             differ = [k for k in owner if owner[k] != self.owner.get(k)]

@@ -1,4 +1,5 @@
-"""The teacher's own attention inputs, layer by layer. Every transfer trains on them, and every fidelity is measured on them."""
+"""The teacher's own attention inputs, layer by layer. Every transfer trains on them, and every fidelity is
+measured on them."""
 
 from collections.abc import Iterator
 
@@ -12,7 +13,8 @@ from relinear.machine.distributed import unsharded
 
 @torch.no_grad()
 def record(model: PreTrainedModel, tokens: Tensor, **more) -> list[Tensor]:
-    """Inputs ``[B, T, hidden]`` of each attention layer of a linearized model while its layers compute the teacher's softmax attention.
+    """Inputs ``[B, T, hidden]`` of each attention layer of a linearized model while its layers compute the
+    teacher's softmax attention.
 
     `more` are further inputs of the model: attention_mask, token_type_ids, position_ids.
     """
@@ -28,9 +30,14 @@ def record(model: PreTrainedModel, tokens: Tensor, **more) -> list[Tensor]:
 
 
 @torch.no_grad()
-def layer_inputs(model: PreTrainedModel, recorded: list[Tensor], key_mask: Tensor | None = None) -> Iterator[tuple[torch.nn.Module, Inputs]]:
-    """Each layer's method with its inputs, which the teacher's projections make from the recorded ones. `key_mask` is False at padding."""
-    for block, layer, x, rotary in zip(model.blocks(), model.attention_layers(), recorded, model.rotary(recorded[0]), strict=True):
+def layer_inputs(
+    model: PreTrainedModel, recorded: list[Tensor], key_mask: Tensor | None = None
+) -> Iterator[tuple[torch.nn.Module, Inputs]]:
+    """Each layer's method with its inputs, which the teacher's projections make from the recorded ones.
+    `key_mask` is False at padding."""
+    for block, layer, x, rotary in zip(
+        model.blocks(), model.attention_layers(), recorded, model.rotary(recorded[0]), strict=True
+    ):
         with unsharded(block):
             inputs = layer.inputs(x, rotary, key_mask)
         yield layer.method, inputs

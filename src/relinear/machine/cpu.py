@@ -24,7 +24,8 @@ def model() -> str:
 
 
 def instructions() -> str:
-    """Those of `INSTRUCTIONS` that the processor has, separated by spaces; empty where the system does not say."""
+    """Those of `INSTRUCTIONS` that the processor has, separated by spaces; empty where the system does not
+    say."""
     told = _told()
     flags = set((told.get("flags") or told.get("Features", "")).split())
     return " ".join(name for name in INSTRUCTIONS if name in flags)

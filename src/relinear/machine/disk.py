@@ -1,4 +1,5 @@
-"""Files that are on the disk, and not in memory alone; folders that can be made and written to; what a disk's refusal means."""
+"""Files that are on the disk, and not in memory alone; folders that can be made and written to; what a disk's
+refusal means."""
 
 import errno
 import os
@@ -12,20 +13,26 @@ AGAIN = "give the same command again"
 # What an error of the operating system asks for, by its number.
 REMEDIES = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "make room"),
-    errno.EFBIG: "files of this size are not allowed here (`ulimit -f`, or the file system's limit): raise the limit",
+    errno.EFBIG: (
+        "files of this size are not allowed here (`ulimit -f`, or the file system's limit): raise the limit"
+    ),
     errno.EMFILE: "more files are open than this user may open (`ulimit -n`): raise the limit",
     **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), "make it writable"),
     **dict.fromkeys(
         (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS),
-        "this file system keeps no locks of files (flock), as network file systems without a lock server: move the clone to a local disk, or "
-        "have it mounted with locks (NFS 4; Lustre with `flock`)",
+        "this file system keeps no locks of files (flock), as network file systems without a lock server:"
+        " move the clone to a local disk, or have it mounted with locks (NFS 4; Lustre with `flock`)",
     ),
-    **dict.fromkeys((errno.EIO, errno.ESTALE), "the disk or the network file system failed: look at its state (`dmesg`) or take another disk"),
+    **dict.fromkeys(
+        (errno.EIO, errno.ESTALE),
+        "the disk or the network file system failed: look at its state (`dmesg`) or take another disk",
+    ),
 }
 
 
 def refusal(error: BaseException) -> str | None:
-    """What the operating system refused behind an error, and what to do; None for any other error. Libraries in Rust name it in words alone."""
+    """What the operating system refused behind an error, and what to do; None for any other error. Libraries
+    in Rust name it in words alone."""
     number, where = (error.errno, error.filename) if isinstance(error, OSError) else (None, None)
     if "No space left on device" in str(error):
         number = errno.ENOSPC
@@ -35,7 +42,8 @@ def refusal(error: BaseException) -> str | None:
 
 
 def in_the_way(folder: Path) -> str | None:
-    """A sentence about the file, or the link that leads nowhere, which stands where a folder is needed; None where nothing does."""
+    """A sentence about the file, or the link that leads nowhere, which stands where a folder is needed; None
+    where nothing does."""
     for path in (folder, *folder.parents):
         if path.is_dir():
             return None
@@ -60,11 +68,14 @@ def make_writable(folders: Iterable[Path]) -> None:
             folder.mkdir(parents=True, exist_ok=True)
             TemporaryFile(dir=folder).close()
         except OSError as error:
-            raise UserError(f"{folder} cannot be written to: {error.strerror}; make it writable, then {AGAIN}") from None
+            raise UserError(
+                f"{folder} cannot be written to: {error.strerror}; make it writable, then {AGAIN}"
+            ) from None
 
 
 def sync(folder: Path, deep: bool = True) -> None:
-    """Write a folder, and with `deep` all files in it, from memory to the disk, so that a machine that goes down leaves them whole."""
+    """Write a folder, and with `deep` all files in it, from memory to the disk, so that a machine that goes
+    down leaves them whole."""
     for path in [*(p for p in folder.rglob("*") if deep), folder]:
         handle = os.open(path, os.O_RDONLY)
         try:

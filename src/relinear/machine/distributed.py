@@ -1,6 +1,8 @@
-"""The processes of one stage: torchrun starts one a GPU; without it a process is a world of its own, for which all of this does nothing.
+"""The processes of one stage: torchrun starts one a GPU; without it a process is a world of its own, for
+which all of this does nothing.
 
-Training is data-parallel: a replica of the model a process (the semantics of DDP) or, where no replica fits, the shards of FSDP2.
+Training is data-parallel: a replica of the model a process (the semantics of DDP) or, where no replica fits,
+the shards of FSDP2.
 """
 
 import os
@@ -18,9 +20,11 @@ from torch.distributed.tensor import DTensor
 
 from relinear.errors import UserError
 
-TIMEOUT = timedelta(minutes=30)  # for a collective: a process that has not come by then is taken for dead, and all end
+# for a collective: a process that has not come by then is taken for dead, and all end
+TIMEOUT = timedelta(minutes=30)
 PATIENCE = timedelta(days=365)  # for the first process to get the stage's lock, which another job may hold
-REPLICA_SHARE = 0.5  # the share of a GPU's memory that a replica and its optimiser may take; the rest is for activations
+# the share of a GPU's memory that a replica and its optimiser may take; the rest is for activations
+REPLICA_SHARE = 0.5
 
 
 def rank() -> int:
@@ -35,7 +39,8 @@ def size() -> int:
 
 @contextmanager
 def joined(device: str) -> Iterator[None]:
-    """The process group, where torchrun started this process and none is there yet. Raises UserError for more processes than GPUs.
+    """The process group, where torchrun started this process and none is there yet. Raises UserError for more
+    processes than GPUs.
 
     A process that fails leaves the group open: torchrun stops the others when it ends.
     """
@@ -43,10 +48,18 @@ def joined(device: str) -> Iterator[None]:
         yield
         return
     if device == "cuda":
-        local, here, have = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"]), torch.cuda.device_count()
+        local, here, have = (
+            int(os.environ["LOCAL_RANK"]),
+            int(os.environ["LOCAL_WORLD_SIZE"]),
+            torch.cuda.device_count(),
+        )
         if 1 < have < here:
-            raise UserError(f"{here} processes on this machine, one a GPU, but torch finds {have} GPUs; possible: 1 to {have} processes")
-        torch.cuda.set_device(local % have)  # a process that may see one GPU only (CUDA_VISIBLE_DEVICES) has that one
+            raise UserError(
+                f"{here} processes on this machine, one a GPU, but torch finds {have} GPUs; possible: 1 to"
+                f" {have} processes"
+            )
+        # a process that may see one GPU only (CUDA_VISIBLE_DEVICES) has that one
+        torch.cuda.set_device(local % have)
     # Gloo also beside NCCL, for messages between the processes that lie in main memory.
     dist.init_process_group("cpu:gloo,cuda:nccl" if device == "cuda" else "gloo", timeout=TIMEOUT)
     yield
@@ -57,7 +70,8 @@ def joined(device: str) -> Iterator[None]:
 
 
 def started(here: bool = True) -> bool:
-    """Whether there is work to do. The first process decides it and may wait for the stage's lock; all others wait here until it has told them."""
+    """Whether there is work to do. The first process decides it and may wait for the stage's lock; all others
+    wait here until it has told them."""
     if size() == 1:
         return here
     told = [here]
@@ -100,10 +114,11 @@ def summed(terms: dict[str, float]) -> dict[str, float]:
 
 
 def spread(model: nn.Module, trained: list[nn.Parameter] | None, device: str, engine: str) -> str:
-    """Move a model to this process's device, in place, and say how: "ddp", a whole replica, or "fsdp", its shards. `engine` may be "auto".
+    """Move a model to this process's device, in place, and say how: "ddp", a whole replica, or "fsdp", its
+    shards. `engine` may be "auto".
 
-    `trained` are the parameters to train beside frozen weights, which stay whole; None: all of them. Parameters of a sharded model are
-    new objects. A single process has the whole model, whatever `engine`.
+    `trained` are the parameters to train beside frozen weights, which stay whole; None: all of them.
+    Parameters of a sharded model are new objects. A single process has the whole model, whatever `engine`.
     """
     if size() == 1 or engine == "ddp" or (engine == "auto" and agreed(_fits(model, trained, device))):
         model.to(device)
@@ -122,18 +137,22 @@ def spread(model: nn.Module, trained: list[nn.Parameter] | None, device: str, en
 
 
 def _fits(model: nn.Module, trained: list[nn.Parameter] | None, device: str) -> bool:
-    """Whether a replica fits: its weights, and for what is trained a gradient, its flat copy and AdamW's two moments."""
+    """Whether a replica fits: its weights, and for what is trained a gradient, its flat copy and AdamW's two
+    moments."""
     if device == "cpu":
         return True
     weights = list(model.parameters())
-    need = sum(p.nbytes for p in weights) + 4 * sum(p.nbytes for p in (weights if trained is None else trained))
+    need = sum(p.nbytes for p in weights) + 4 * sum(
+        p.nbytes for p in (weights if trained is None else trained)
+    )
     return need <= REPLICA_SHARE * torch.cuda.get_device_properties(device).total_memory
 
 
 def sum_gradients(parameters: list[nn.Parameter]) -> None:
     """Add up the processes' gradients, in place. FSDP has already, for parameters that it shards.
 
-    One flattened all-reduce a step is what DDP does; its wrapper does it in each backward pass, of which a transfer has one per layer.
+    One flattened all-reduce a step is what DDP does; its wrapper does it in each backward pass, of which a
+    transfer has one per layer.
     """
     if size() == 1 or sharded(parameters):
         return
@@ -156,7 +175,8 @@ def whole(x: Tensor) -> Tensor:
 
 @contextmanager
 def unsharded(block: nn.Module) -> Iterator[None]:
-    """A context in which the weights of a block are whole, for computing something other than its forward pass."""
+    """A context in which the weights of a block are whole, for computing something other than its forward
+    pass."""
     if not isinstance(block, FSDPModule):
         yield
         return

@@ -1,8 +1,8 @@
 """The GPUs that a stage computes on: jobs of one machine never share a device unless told to.
 
-Snakemake counts GPUs and does not say which one a job gets, so each takes a device's lock, in a folder of this host and user, and sees that
-device alone. The kernel drops the lock with the process, however that ends. Devices are known by their UUID: a batch system may show
-each of its jobs another device as number 0.
+Snakemake counts GPUs and does not say which one a job gets, so each takes a device's lock, in a folder of
+this host and user, and sees that device alone. The kernel drops the lock with the process, however that ends.
+Devices are known by their UUID: a batch system may show each of its jobs another device as number 0.
 
 RELINEAR_JOBS_PER_GPU lets that many jobs share a device (default 1).
 """
@@ -26,12 +26,14 @@ _claimed: list[str] = []  # the devices that this process holds to its end
 
 
 def claim(count: int = 1) -> list[str]:
-    """Wait for `count` free GPUs and make them the only ones this process sees. Call it before anything initialises CUDA.
+    """Wait for `count` free GPUs and make them the only ones this process sees. Call it before anything
+    initialises CUDA.
 
-    Chooses among those that CUDA_VISIBLE_DEVICES names, if it does, and returns their UUIDs. A process that calls it again keeps what it
-    has. Leaves everything alone, and returns none, where a batch system gave this job its devices and no others, where nvidia-smi finds
-    none, and in the ranks of a torchrun, whose locks were taken before it started: they stay with it across `exec`. Raises UserError for
-    more GPUs than there are.
+    Chooses among those that CUDA_VISIBLE_DEVICES names, if it does, and returns their UUIDs. A process that
+    calls it again keeps what it has. Leaves everything alone, and returns none, where a batch system gave
+    this job its devices and no others, where nvidia-smi finds none, and in the ranks of a torchrun, whose
+    locks were taken before it started: they stay with it across `exec`. Raises UserError for more GPUs than
+    there are.
     """
     if count <= len(_claimed):
         return list(_claimed)
@@ -43,7 +45,8 @@ def claim(count: int = 1) -> list[str]:
         return []
     folder = _own(Path(tempfile.gettempdir()) / f"relinear-gpus-{os.getuid()}")
     slots = range(_jobs_per_gpu())
-    # One process at a time gathers several devices: two processes that hold half of them each would wait for ever.
+    # One process at a time gathers several devices: two processes that hold half of them each would wait for
+    # ever.
     alone = count == 1
     turn = None if alone else _lock(folder / "turn")
     held: dict[str, int] = {}
@@ -54,11 +57,19 @@ def claim(count: int = 1) -> list[str]:
         else:
             for slot in slots:  # an idle device before a second job on a busy one
                 for device in devices:
-                    if len(held) < count and device not in held and (lock := _lock(folder / f"{device}.{slot}")) is not None:
+                    if (
+                        len(held) < count
+                        and device not in held
+                        and (lock := _lock(folder / f"{device}.{slot}")) is not None
+                    ):
                         held[device] = lock
         if len(held) < count:
             if not said:
-                print(f"waiting for {count} of {len(devices)} GPUs: other jobs hold them ({folder})", file=sys.stderr, flush=True)
+                print(
+                    f"waiting for {count} of {len(devices)} GPUs: other jobs hold them ({folder})",
+                    file=sys.stderr,
+                    flush=True,
+                )
                 said = True
             time.sleep(0.2)
     if turn is not None:
@@ -69,16 +80,21 @@ def claim(count: int = 1) -> list[str]:
 
 
 def _own(folder: Path) -> Path:
-    """A folder in which this user alone writes. Raises UserError for one of its name that another user made, or could have: it would hold up jobs."""
+    """A folder in which this user alone writes. Raises UserError for one of its name that another user made,
+    or could have: it would hold up jobs."""
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
-        raise UserError(f"{folder}, where GPUs are locked, must be a folder that this user alone writes to; remove it, or set TMPDIR")
+        raise UserError(
+            f"{folder}, where GPUs are locked, must be a folder that this user alone writes to; remove it, or"
+            " set TMPDIR"
+        )
     return folder
 
 
 def visible() -> list[str]:
-    """The UUIDs of the GPUs of this machine that CUDA_VISIBLE_DEVICES does not hide; none where nvidia-smi is not there."""
+    """The UUIDs of the GPUs of this machine that CUDA_VISIBLE_DEVICES does not hide; none where nvidia-smi is
+    not there."""
     try:
         listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False).stdout
     except FileNotFoundError:

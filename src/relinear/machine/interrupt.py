@@ -7,7 +7,8 @@ SAID = "stopped; give the same command again, and it goes on from here"
 
 
 class OneLine(logging.Filter):
-    """A filter of Snakemake's logger: the message of an interrupt becomes ours, and nothing comes after it."""
+    """A filter of Snakemake's logger: the message of an interrupt becomes ours, and nothing comes after
+    it."""
 
     stopped = False
 

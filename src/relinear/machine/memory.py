@@ -9,8 +9,9 @@ MOST = 2**31 - 1  # bytes: what mallopt's int can say
 def keep_freed() -> bool:
     """Let this process keep the memory that it frees, for its next tensors; returns whether it will.
 
-    By default glibc gives every large block back to the kernel, which fills it with zeros, page by page, when it is next asked for: a tenth of a
-    step of training on a CPU. Another C library than glibc is left as it is.
+    By default glibc gives every large block back to the kernel, which fills it with zeros, page by page, when
+    it is next asked for: a tenth of a step of training on a CPU. Another C library than glibc is left as it
+    is.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     return mallopt is not None and all([mallopt(M_MMAP_THRESHOLD, MOST), mallopt(M_TRIM_THRESHOLD, MOST)])

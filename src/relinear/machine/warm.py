@@ -1,10 +1,13 @@
-"""A process that has imported the libraries once, and forks for each job: importing them takes a new Python four to seven seconds of a core.
+"""A process that has imported the libraries once, and forks for each job: importing them takes a new Python
+four to seven seconds of a core.
 
-`listen` opens an address, where the process behind it answers by `serve`. A job is started by a small script in the place of `python` (this file),
-which hands its arguments, folder, environment, input and output to a fork (`ask`), forwards signals, and ends as the fork ends. It needs the
-standard library alone, and starts in hundredths of a second. Where nobody answers, it becomes the Python that it stands for (`main`).
+`listen` opens an address, where the process behind it answers by `serve`. A job is started by a small script
+in the place of `python` (this file), which hands its arguments, folder, environment, input and output to a
+fork (`ask`), forwards signals, and ends as the fork ends. It needs the standard library alone, and starts in
+hundredths of a second. Where nobody answers, it becomes the Python that it stands for (`main`).
 
-A fork ends with the script that asked for it. The process ends with its owner, and what runs then is told to end, as by SIGTERM.
+A fork ends with the script that asked for it. The process ends with its owner, and what runs then is told to
+end, as by SIGTERM.
 """
 
 import json
@@ -17,17 +20,36 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
-ADDRESS = "RELINEAR_WARM"  # the environment variable with the address of the process that forks; empty: none is to be started
+# the environment variable with the address of the process that forks; empty: none is to be started
+ADDRESS = "RELINEAR_WARM"
 LIBRARIES = (
-    "torch", "transformers", "transformers.models.llama.modeling_llama", "peft", "mlflow", "mlflow.store.tracking.sqlalchemy_store", "datasets",
-    "lm_eval.evaluator", "lm_eval.models.huggingface", "scipy.stats", "matplotlib.pyplot", "matplotlib.backends.backend_pdf", "pydantic", "typer",
-    "filelock", "jaxtyping", "safetensors.torch", "gguf", "tqdm", "tabulate",
-)  # fmt: skip
+    "torch",
+    "transformers",
+    "transformers.models.llama.modeling_llama",
+    "peft",
+    "mlflow",
+    "mlflow.store.tracking.sqlalchemy_store",
+    "datasets",
+    "lm_eval.evaluator",
+    "lm_eval.models.huggingface",
+    "scipy.stats",
+    "matplotlib.pyplot",
+    "matplotlib.backends.backend_pdf",
+    "pydantic",
+    "typer",
+    "filelock",
+    "jaxtyping",
+    "safetensors.torch",
+    "gguf",
+    "tqdm",
+    "tabulate",
+)
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Unanswered(Exception):
-    """Nothing was started: nobody is at the address, or the process there will not do it. The message says why."""
+    """Nothing was started: nobody is at the address, or the process there will not do it. The message says
+    why."""
 
 
 def possible() -> bool:
@@ -36,7 +58,8 @@ def possible() -> bool:
 
 
 def listen(address: str) -> socket.socket:
-    """A socket at which requests wait until they are served. Only processes that may write to the address's folder can ask."""
+    """A socket at which requests wait until they are served. Only processes that may write to the address's
+    folder can ask."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listener.bind(address)
     listener.listen(128)
@@ -47,7 +70,8 @@ def listen(address: str) -> socket.socket:
 
 
 def ask(address: str, argv: list[str]) -> int:
-    """Have a fork do `argv`; its exit status, or minus its signal. Raises Unanswered where nothing was started."""
+    """Have a fork do `argv`; its exit status, or minus its signal. Raises Unanswered where nothing was
+    started."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
         try:
             connection.connect(address)
@@ -66,7 +90,10 @@ def ask(address: str, argv: list[str]) -> int:
         return int(status)
     with suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
-    print("error: the process that this job was a fork of was killed; give the same command again", file=sys.stderr)
+    print(
+        "error: the process that this job was a fork of was killed; give the same command again",
+        file=sys.stderr,
+    )
     return 1
 
 
@@ -85,7 +112,11 @@ def main(argv: list[str]) -> int:
         try:
             return end_as(ask(address, argv))
         except Unanswered as error:
-            print(f"relinear: this job imports its libraries itself, since the process that has them did not take it ({error})", file=sys.stderr)
+            print(
+                "relinear: this job imports its libraries itself, since the process that has them did not"
+                f" take it ({error})",
+                file=sys.stderr,
+            )
     os.execv(sys.executable, [sys.executable, *argv])
 
 
@@ -93,7 +124,8 @@ def main(argv: list[str]) -> int:
 
 
 def start(options: list[str], sources: str) -> None:
-    """Start the process whose forks are jobs of a plan (`options`), with this process as its owner, and name its address to what this one starts.
+    """Start the process whose forks are jobs of a plan (`options`), with this process as its owner, and name
+    its address to what this one starts.
 
     Without it, as where its socket cannot be made, each job is a Python of its own.
     """
@@ -110,22 +142,33 @@ def start(options: list[str], sources: str) -> None:
         environment = os.environ | {"PYTHONPATH": sources, "PYTHONSAFEPATH": "1", "OMP_NUM_THREADS": "1"}
         command = [sys.executable, "-m", "relinear.cli", "warm", str(os.getpid()), *options]
         silent = subprocess.DEVNULL
-        subprocess.Popen(command, env=environment, stdin=listener, stdout=silent, stderr=silent, start_new_session=True)
+        subprocess.Popen(
+            command, env=environment, stdin=listener, stdout=silent, stderr=silent, start_new_session=True
+        )
     os.environ[ADDRESS] = address
 
 
 def stamps(folders: Iterable[Path]) -> dict[str, tuple[int, int]]:
-    """When each file below the folders was last written, and its bytes; not of caches and of hidden files, as editors make them."""
+    """When each file below the folders was last written, and its bytes; not of caches and of hidden files, as
+    editors make them."""
     found = {}
-    for path in (path for folder in folders for path in folder.rglob("*") if path.suffix != ".pyc" and not path.name.startswith(".")):
+    for path in (
+        path
+        for folder in folders
+        for path in folder.rglob("*")
+        if path.suffix != ".pyc" and not path.name.startswith(".")
+    ):
         with suppress(FileNotFoundError):  # it has gone meanwhile
             if not path.is_dir():
                 found[str(path)] = path.stat().st_mtime_ns, path.stat().st_size
     return found
 
 
-def serve(listener: socket.socket, owner: int, work: Callable[[dict], object], refuse: Callable[[], str] = str) -> None:
-    """Fork for each request until the process `owner` has ended. A fork does `work(request)`; `refuse` says why none may, or nothing."""
+def serve(
+    listener: socket.socket, owner: int, work: Callable[[dict], object], refuse: Callable[[], str] = str
+) -> None:
+    """Fork for each request until the process `owner` has ended. A fork does `work(request)`; `refuse` says
+    why none may, or nothing."""
     address = listener.getsockname()
     try:
         _serve(listener, os.pidfd_open(owner), work, refuse)
@@ -137,9 +180,12 @@ def serve(listener: socket.socket, owner: int, work: Callable[[dict], object], r
             os.rmdir(os.path.dirname(address))
 
 
-def _serve(listener: socket.socket, ends: int, work: Callable[[dict], object], refuse: Callable[[], str]) -> None:
+def _serve(
+    listener: socket.socket, ends: int, work: Callable[[dict], object], refuse: Callable[[], str]
+) -> None:
     waiting: dict[int, Callable[[], None]] = {}  # file descriptor -> what its being ready calls
-    running: dict[int, tuple[int, socket.socket]] = {}  # of a fork's end -> its process and the script that asked
+    # of a fork's end -> its process and the script that asked
+    running: dict[int, tuple[int, socket.socket]] = {}
 
     def accept() -> None:
         connection, _ = listener.accept()
@@ -213,13 +259,16 @@ def become(request: dict, files: list[int], work: Callable[[dict], object]) -> N
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["environment"])
-    for number, handler in zip(FORWARDED, (signal.SIG_DFL, signal.default_int_handler, signal.SIG_DFL), strict=True):
+    for number, handler in zip(
+        FORWARDED, (signal.SIG_DFL, signal.default_int_handler, signal.SIG_DFL), strict=True
+    ):
         signal.signal(number, handler)  # a shell's background jobs ignore Ctrl-C, and all that they start
     work(request)
 
 
 def end(work: Callable, *given: object) -> None:
-    """Call `work(*given)` and end this process as Python would, without the third of a second in which it deletes every module."""
+    """Call `work(*given)` and end this process as Python would, without the third of a second in which it
+    deletes every module."""
     import atexit
     import threading
 

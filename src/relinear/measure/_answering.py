@@ -1,4 +1,5 @@
-"""Asking a model in its own context, of prompts that are read once into its cache or whose answers it writes in batches.
+"""Asking a model in its own context, of prompts that are read once into its cache or whose answers it writes
+in batches.
 
 From the cache it answers greedily, and possible answers are scored.
 """
@@ -19,13 +20,16 @@ from relinear.linearize.writing import own_settings
 from relinear.machine.distributed import gathered, rank, share
 from relinear.measure._logits import credit, firsts, float32_head, likeliest, shared
 
-PIECE = 8192  # tokens of a prompt that are read in one forward pass; the cache is the same to rounding for any number
-TOGETHER, TIMES = 256, 4  # the most candidates of a pass, in all and for each prompt; the candidates of one prompt are never split
+# tokens of a prompt that are read in one forward pass; the cache is the same to rounding for any number
+PIECE = 8192
+# the most candidates of a pass, in all and for each prompt; the candidates of one prompt are never split
+TOGETHER, TIMES = 256, 4
 
 
 class Answered(NamedTuple):
-    """A model's answer to one prompt: its greedy tokens; of each candidate the log-probability of each token, and 1 where the token is the
-    likeliest behind the candidate's tokens before it, 1/k where k tokens are, else 0; and whether a greedy token was drawn among equals."""
+    """A model's answer to one prompt: its greedy tokens; of each candidate the log-probability of each token,
+    and 1 where the token is the likeliest behind the candidate's tokens before it, 1/k where k tokens are,
+    else 0; and whether a greedy token was drawn among equals."""
 
     greedy: list[int]
     scores: list[list[float]]
@@ -39,7 +43,8 @@ class Answered(NamedTuple):
 
     @property
     def choice(self) -> int:
-        """The index of the candidate with the largest mean log-probability; of equals one that the answer's own numbers draw."""
+        """The index of the candidate with the largest mean log-probability; of equals one that the answer's
+        own numbers draw."""
         return random.Random(repr(self)).choice(self.firsts) if self.tied else self.firsts[0]
 
     @property
@@ -48,7 +53,8 @@ class Answered(NamedTuple):
         return len(self.firsts) > 1
 
     def chosen(self, candidate: int) -> float:
-        """How likely it is that a candidate is chosen: 1, or 1/k where it is among k that come first, else 0."""
+        """How likely it is that a candidate is chosen: 1, or 1/k where it is among k that come first, else
+        0."""
         return (candidate in self.firsts) / len(self.firsts)
 
     def mean(self, candidate: int) -> float:
@@ -57,14 +63,16 @@ class Answered(NamedTuple):
 
 
 class Written(NamedTuple):
-    """The tokens that a model wrote, padded where others of its batch are longer, and whether one of them was drawn among equals."""
+    """The tokens that a model wrote, padded where others of its batch are longer, and whether one of them was
+    drawn among equals."""
 
     tokens: list[int]
     drawn: bool
 
 
 class _Likeliest(LogitsProcessor):
-    """Leaves to `generate` the one token that `likeliest` takes where several are; remembers of each step which rows had several."""
+    """Leaves to `generate` the one token that `likeliest` takes where several are; remembers of each step
+    which rows had several."""
 
     def __init__(self):
         self.tied: list[Tensor] = []
@@ -76,9 +84,16 @@ class _Likeliest(LogitsProcessor):
 
 
 def write(
-    model: PreTrainedModel, prompts: Sequence[Sequence[int]], name: str, *, batch_size: int, padding: int, **settings: int
-) -> list[Written]:  # fmt: skip
-    """What a model writes greedily behind each prompt, by logits in float32; `settings` are those of `generate`, and there are no others.
+    model: PreTrainedModel,
+    prompts: Sequence[Sequence[int]],
+    name: str,
+    *,
+    batch_size: int,
+    padding: int,
+    **settings: int,
+) -> list[Written]:
+    """What a model writes greedily behind each prompt, by logits in float32; `settings` are those of
+    `generate`, and there are no others.
 
     Long prompts come first, and of several processes each asks a share.
     """
@@ -86,7 +101,11 @@ def write(
     batches = [order[at : at + batch_size] for at in range(0, len(order), batch_size)]
     found: list[tuple[int, Written]] = []
     model.eval()
-    with torch.inference_mode(), float32_head(model, last=True), own_settings(model, do_sample=False, pad_token_id=padding, **settings):
+    with (
+        torch.inference_mode(),
+        float32_head(model, last=True),
+        own_settings(model, do_sample=False, pad_token_id=padding, **settings),
+    ):
         for batch in tqdm(share(batches), desc=name, unit="batch", disable=rank() > 0):
             found += zip(batch, _written(model, [prompts[i] for i in batch], padding), strict=True)
     by_prompt = dict(gathered(found))
@@ -97,18 +116,30 @@ def _written(model: PreTrainedModel, prompts: Sequence[Sequence[int]], padding: 
     """What a model writes behind prompts that are read together, padded on the left."""
     length, watch = max(map(len, prompts)), _Likeliest()
     short = [length - len(prompt) for prompt in prompts]
-    tokens = torch.tensor([[*[padding] * missing, *prompt] for prompt, missing in zip(prompts, short, strict=True)], device=model.device)
-    mask = torch.tensor([[*[0] * missing, *[1] * (length - missing)] for missing in short], device=model.device)
+    tokens = torch.tensor(
+        [[*[padding] * missing, *prompt] for prompt, missing in zip(prompts, short, strict=True)],
+        device=model.device,
+    )
+    mask = torch.tensor(
+        [[*[0] * missing, *[1] * (length - missing)] for missing in short], device=model.device
+    )
     out = model.generate(input_ids=tokens, attention_mask=mask, logits_processor=[watch])[:, length:].tolist()
     ties = torch.stack(watch.tied, 1).tolist()
     for own, tied in zip(out, ties, strict=True):
-        end = next((i + 1 for i, token in enumerate(own) if token == padding), len(own))  # what follows the end of a text is padding
+        # what follows the end of a text is padding
+        end = next((i + 1 for i, token in enumerate(own) if token == padding), len(own))
         yield Written(own, any(tied[:end]))
 
 
 @torch.inference_mode()
-def ask(model: PreTrainedModel, prompts: Int[Tensor, "B T"], candidates: Sequence[Sequence[Sequence[int]]], steps: int) -> list[Answered]:
-    """Answers to prompts of one length, `steps` greedy tokens each; `candidates` of each prompt, of a token or more, are scored behind it.
+def ask(
+    model: PreTrainedModel,
+    prompts: Int[Tensor, "B T"],
+    candidates: Sequence[Sequence[Sequence[int]]],
+    steps: int,
+) -> list[Answered]:
+    """Answers to prompts of one length, `steps` greedy tokens each; `candidates` of each prompt, of a token
+    or more, are scored behind it.
 
     All is by logits in float32. Raises FloatingPointError where logits are NaN.
     """
@@ -129,13 +160,19 @@ def ask(model: PreTrainedModel, prompts: Int[Tensor, "B T"], candidates: Sequenc
             token, tied = likeliest(logits, read)
             read, drawn = torch.cat([read, token[:, None]], 1), drawn | tied
     greedy = read[:, prompts.shape[1] :].tolist()
-    return [Answered(own, *parts, tied) for own, parts, tied in zip(greedy, scored, drawn.tolist(), strict=True)]
+    return [
+        Answered(own, *parts, tied) for own, parts, tied in zip(greedy, scored, drawn.tolist(), strict=True)
+    ]
 
 
-def _scored(model, cache: Cache, first: Tensor, candidates: Sequence[Sequence[Sequence[int]]]) -> Iterator[tuple[list, list]]:
-    """The log-probabilities of the candidates' tokens of each row of a cache, and each token's `credit`; the cache is not changed.
+def _scored(
+    model, cache: Cache, first: Tensor, candidates: Sequence[Sequence[Sequence[int]]]
+) -> Iterator[tuple[list, list]]:
+    """The log-probabilities of the candidates' tokens of each row of a cache, and each token's `credit`; the
+    cache is not changed.
 
-    Rows are scored together as far as `TOGETHER` and `TIMES` go. `first` are the logits of the first token ``[B, V]``.
+    Rows are scored together as far as `TOGETHER` and `TIMES` go. `first` are the logits of the first token
+    ``[B, V]``.
     """
     longest = max(len(own) for row in candidates for own in row)
     most = max(map(len, candidates))
@@ -151,7 +188,8 @@ def _scored(model, cache: Cache, first: Tensor, candidates: Sequence[Sequence[Se
         if longest > 1:
             past = copy.deepcopy(cache)
             past.batch_select_indices(owners)
-            # Padded on the right: tokens behind a candidate change nothing before it, and the cache is thrown away.
+            # Padded on the right: tokens behind a candidate change nothing before it, and the cache is thrown
+            # away.
             fed = torch.tensor([[*own, *[0] * (longest - len(own))] for own in flat], device=first.device)
             found = model(fed[:, :-1], past_key_values=past, use_cache=True).logits
             credits.append(credit(found.gather(-1, fed[:, 1:, None])[..., 0], *shared(found)))
@@ -165,7 +203,8 @@ def _scored(model, cache: Cache, first: Tensor, candidates: Sequence[Sequence[Se
 
 
 def share_of(hits: Iterable[float]) -> tuple[float, float, int]:
-    """A share, its standard error and n. The error is half of Wilson's interval at one standard deviation: not zero where all items agree.
+    """A share, its standard error and n. The error is half of Wilson's interval at one standard deviation:
+    not zero where all items agree.
 
     A hit is 1, a miss 0; what was drawn among k equals counts 1/k, which no library's interval takes.
     """
@@ -177,4 +216,8 @@ def share_of(hits: Iterable[float]) -> tuple[float, float, int]:
 def mean_of(values: Iterable[float]) -> tuple[float, float | None, int]:
     """A mean over items, its standard error (None for one item) and n."""
     values = np.array(list(values), dtype=np.float64)
-    return float(values.mean()), float(values.std(ddof=1) / len(values) ** 0.5) if len(values) > 1 else None, len(values)
+    return (
+        float(values.mean()),
+        float(values.std(ddof=1) / len(values) ** 0.5) if len(values) > 1 else None,
+        len(values),
+    )

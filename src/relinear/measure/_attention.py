@@ -11,7 +11,8 @@ from relinear.linearize.transfer import layer_inputs
 
 
 def own_inputs(model: Linearized, tokens: Tensor) -> Iterator[tuple[torch.nn.Module, Inputs]]:
-    """Each layer's method with its inputs, as the linearized model itself computes them from tokens ``[B, T]``."""
+    """Each layer's method with its inputs, as the linearized model itself computes them from tokens ``[B,
+    T]``."""
     given: list[Tensor] = []
 
     def keep(_, args, kwargs) -> None:

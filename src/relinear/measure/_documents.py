@@ -1,4 +1,5 @@
-"""Whole documents read by a model in pieces, its state carried, and sums by position with errors over documents."""
+"""Whole documents read by a model in pieces, its state carried, and sums by position with errors over
+documents."""
 
 import itertools
 import math
@@ -28,10 +29,12 @@ EDGES = (0, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 
 
 class Options(Strict):
-    """Read the first `documents` documents of each source (None: all), up to `excerpts` stretches of each that do not overlap, as far as the last
-    of `positions`; the numbers of `positions` are the bands' edges, band "64-128" being positions 64 to 127.
+    """Read the first `documents` documents of each source (None: all), up to `excerpts` stretches of each
+    that do not overlap, as far as the last of `positions`; the numbers of `positions` are the bands' edges,
+    band "64-128" being positions 64 to 127.
 
-    A token's position is the number of the stretch's tokens before it. `batch_size` stretches are read at a time, in pieces of `piece` tokens.
+    A token's position is the number of the stretch's tokens before it. `batch_size` stretches are read at a
+    time, in pieces of `piece` tokens.
     """
 
     positions: tuple[int, ...] = EDGES
@@ -42,8 +45,15 @@ class Options(Strict):
 
     @model_validator(mode="after")
     def _bands(self) -> Self:
-        if len(self.positions) < 2 or self.positions[0] != 0 or sorted(set(self.positions)) != list(self.positions):
-            raise ValueError(f"positions are the edges of bands, from 0 on, each above the one before it; got {list(self.positions)}")
+        if (
+            len(self.positions) < 2
+            or self.positions[0] != 0
+            or sorted(set(self.positions)) != list(self.positions)
+        ):
+            raise ValueError(
+                "positions are the edges of bands, from 0 on, each above the one before it; got"
+                f" {list(self.positions)}"
+            )
         if self.documents == 1:
             raise ValueError("a standard error over documents needs at least 2 of them")
         return self
@@ -58,15 +68,19 @@ def named(band: tuple[int, int]) -> str:
 
 
 class Piece(NamedTuple):
-    """The model's output for a piece: logits ``[B, T, V]`` and the tokens ``[B, T]`` that follow each, the first of them at `position`."""
+    """The model's output for a piece: logits ``[B, T, V]`` and the tokens ``[B, T]`` that follow each, the
+    first of them at `position`."""
 
     position: int
     logits: Float[Tensor, "B T V"]
     targets: Int64[Tensor, "B T"]
 
 
-def pieces(model: PreTrainedModel, tokens: Int64[Tensor, "B S+T"], separator: int, piece: int) -> Iterator[Piece]:
-    """Read rows that begin with `separator` tokens piece by piece, the cache or state carried on. The last token is read by none."""
+def pieces(
+    model: PreTrainedModel, tokens: Int64[Tensor, "B S+T"], separator: int, piece: int
+) -> Iterator[Piece]:
+    """Read rows that begin with `separator` tokens piece by piece, the cache or state carried on. The last
+    token is read by none."""
     cache, at, position = None, 0, 0
     end = tokens.shape[1] - 1
     while at < end:
@@ -89,24 +103,41 @@ Score = Callable[[int, Int64[Tensor, "B S+T"]], Iterable[tuple[int, Mapping[str,
 
 
 @torch.inference_mode()
-def read(data: Path, options: Options, limit: Limit, score: Score, name: str, *models: PreTrainedModel) -> tuple[Whole, list[Read]]:
+def read(
+    data: Path, options: Options, limit: Limit, score: Score, name: str, *models: PreTrainedModel
+) -> tuple[Whole, list[Read]]:
     """Sums of the values of `score` over the stretches that `options` choose, as far as the `limit` allows.
 
-    `score(separator, tokens)` gives for each piece its first position and named values ``[B, T]`` of its tokens, by the `models`, whose logits are
-    float32. Of several processes each takes its share. Raises UserError before any work where a document is shorter than the positions,
-    FloatingPointError for a value that is not finite.
+    `score(separator, tokens)` gives for each piece its first position and named values ``[B, T]`` of its
+    tokens, by the `models`, whose logits are float32. Of several processes each takes its share. Raises
+    UserError before any work where a document is shorter than the positions, FloatingPointError for a value
+    that is not finite.
     """
     documents, last = Whole(data), options.positions[-1]
-    chosen = [e for i in documents.first(options.documents) for e in documents.excerpts(i, last, options.excerpts)]
+    chosen = [
+        e for i in documents.first(options.documents) for e in documents.excerpts(i, last, options.excerpts)
+    ]
     if len({e.document for e in chosen}) < 2:
-        raise UserError(f"{name}: a standard error over documents needs at least 2 of them; {data.name} has {len(documents)}")
+        raise UserError(
+            f"{name}: a standard error over documents needs at least 2 of them; {data.name} has"
+            f" {len(documents)}"
+        )
     separator = len(documents.separator)
     bands = [band for band in options.bands if band[1] <= limit.positions(separator)]
     length = bands[-1][1] if bands else 0
-    batches = [chosen[i : i + options.batch_size] for i in range(0, len(chosen), options.batch_size)] if bands else []
+    batches = (
+        [chosen[i : i + options.batch_size] for i in range(0, len(chosen), options.batch_size)]
+        if bands
+        else []
+    )
     rows: list[Read] = []
     mine = share(batches)
-    with ExitStack() as heads, tqdm(total=length * sum(map(len, mine)), desc=name, unit="tok", unit_scale=True, disable=rank() > 0) as bar:
+    with (
+        ExitStack() as heads,
+        tqdm(
+            total=length * sum(map(len, mine)), desc=name, unit="tok", unit_scale=True, disable=rank() > 0
+        ) as bar,
+    ):
         for model in models:
             heads.enter_context(float32_head(model))
         for batch in mine:
@@ -116,7 +147,9 @@ def read(data: Path, options: Options, limit: Limit, score: Score, name: str, *m
 
 
 def _summed(batch: Sequence[Excerpt], scored, bands: Sequence[tuple[int, int]], bar: tqdm) -> list[Read]:
-    found: list[dict[str, dict[str, float]]] = [{named(band): defaultdict(float) for band in bands} for _ in batch]
+    found: list[dict[str, dict[str, float]]] = [
+        {named(band): defaultdict(float) for band in bands} for _ in batch
+    ]
     for position, values in scored:
         length = next(iter(values.values())).shape[1]
         for first, last in bands:
@@ -124,15 +157,25 @@ def _summed(batch: Sequence[Excerpt], scored, bands: Sequence[tuple[int, int]], 
             if cut.start >= cut.stop:
                 continue
             for what, value in values.items():
-                for excerpt, sums, total in zip(batch, found, value[:, cut].double().sum(1).tolist(), strict=True):
+                for excerpt, sums, total in zip(
+                    batch, found, value[:, cut].double().sum(1).tolist(), strict=True
+                ):
                     if not math.isfinite(total):
-                        where = f"document {excerpt.document} ({excerpt.source}), from its token {excerpt.start} on"
-                        raise FloatingPointError(f"got {what} {total} at positions {first} to {last - 1} of {where}")
+                        where = (
+                            f"document {excerpt.document} ({excerpt.source}), from its token"
+                            f" {excerpt.start} on"
+                        )
+                        raise FloatingPointError(
+                            f"got {what} {total} at positions {first} to {last - 1} of {where}"
+                        )
                     sums[named((first, last))][what] += total
             for sums in found:
                 sums[named((first, last))]["tokens"] += cut.stop - cut.start
         bar.update(length * len(batch))
-    return [Read((e.document, e.source, e.start), {band: dict(own) for band, own in sums.items()}) for e, sums in zip(batch, found, strict=True)]
+    return [
+        Read((e.document, e.source, e.start), {band: dict(own) for band, own in sums.items()})
+        for e, sums in zip(batch, found, strict=True)
+    ]
 
 
 class Mean(NamedTuple):
@@ -146,8 +189,8 @@ class Mean(NamedTuple):
 def mean(rows: Iterable[Read], bands: Iterable[str], term: Callable[[Mapping[str, float]], float]) -> Mean:
     """The mean per token of a term of the sums, over some bands.
 
-    With sums s_d over c_d tokens of document d it is the ratio L = sum s_d / sum c_d, and se(L)^2 = D/(D-1) sum (s_d - c_d L)^2 / (sum c_d)^2:
-    documents, not tokens and not stretches, are taken as independent.
+    With sums s_d over c_d tokens of document d it is the ratio L = sum s_d / sum c_d, and se(L)^2 = D/(D-1)
+    sum (s_d - c_d L)^2 / (sum c_d)^2: documents, not tokens and not stretches, are taken as independent.
     """
     sums, counts = defaultdict(float), defaultdict(float)
     for row, band in itertools.product(rows, bands):
@@ -159,20 +202,43 @@ def mean(rows: Iterable[Read], bands: Iterable[str], term: Callable[[Mapping[str
     return Mean(value, math.sqrt(n / (n - 1) * squares) / total if n > 1 else math.nan, n)
 
 
-def over_bands(job: Job, documents: Whole, rows: list[Read], options: Options, limit: Limit, metrics: Mapping[str, Callable]) -> Iterator[Reading]:
-    """A reading of each metric over all positions ({}) and of each band, of all documents and, where there are several sources, of each.
+def over_bands(
+    job: Job,
+    documents: Whole,
+    rows: list[Read],
+    options: Options,
+    limit: Limit,
+    metrics: Mapping[str, Callable],
+) -> Iterator[Reading]:
+    """A reading of each metric over all positions ({}) and of each band, of all documents and, where there
+    are several sources, of each.
 
-    `metrics`: name -> function of some rows and bands that gives a `Mean`. Beyond the `limit` readings are not defined, and say why.
+    `metrics`: name -> function of some rows and bands that gives a `Mean`. Beyond the `limit` readings are
+    not defined, and say why.
     """
     within = [named(band) for band in options.bands if band[1] <= limit.positions(len(documents.separator))]
     everything = [named(band) for band in options.bands]
-    places: list[tuple[dict[str, Any], list[str]]] = [({}, everything), *(({"position": band}, [band]) for band in everything)]
+    places: list[tuple[dict[str, Any], list[str]]] = [
+        ({}, everything),
+        *(({"position": band}, [band]) for band in everything),
+    ]
     several = list(dict.fromkeys(documents.sources))
-    groups = {job.settings["data"]: rows} | {s: [row for row in rows if row.excerpt[1] == s] for s in several if len(several) > 1}
-    for (of, own), (at, bands), (metric, function) in itertools.product(groups.items(), places, metrics.items()):
+    groups = {job.settings["data"]: rows} | {
+        s: [row for row in rows if row.excerpt[1] == s] for s in several if len(several) > 1
+    }
+    for (of, own), (at, bands), (metric, function) in itertools.product(
+        groups.items(), places, metrics.items()
+    ):
         if set(bands) <= set(within):
             found: Mean = function(own, bands)
-            yield Reading(metric, of, at, found.value, None if math.isnan(found.stderr) else found.stderr, found.documents)
+            yield Reading(
+                metric,
+                of,
+                at,
+                found.value,
+                None if math.isnan(found.stderr) else found.stderr,
+                found.documents,
+            )
         else:
             yield Reading(metric, of, at, None, None, 0, limit.why)
 
@@ -181,10 +247,18 @@ def items(documents: Whole, rows: Iterable[Read]) -> Iterator[dict[str, Any]]:
     """A row for each stretch, so that runs can be compared document by document."""
     for row in rows:
         document, source, start = row.excerpt
-        yield {"document": document, "source": source, "sha256": documents.digests[document], "start": start, "positions": row.sums}
+        yield {
+            "document": document,
+            "source": source,
+            "sha256": documents.digests[document],
+            "start": start,
+            "positions": row.sums,
+        }
 
 
-def losses(logits: Float[Tensor, "*B T V"], targets: Int64[Tensor, "*B T"]) -> tuple[Float[Tensor, "*B T"], Float[Tensor, "*B T V"]]:
+def losses(
+    logits: Float[Tensor, "*B T V"], targets: Int64[Tensor, "*B T"]
+) -> tuple[Float[Tensor, "*B T"], Float[Tensor, "*B T V"]]:
     """The loss of each token in nats, and the log-probabilities of all tokens, in float32."""
     logs = logits.float().log_softmax(-1)
     return -logs.gather(-1, targets[..., None]).squeeze(-1), logs

@@ -21,7 +21,8 @@ class Limit(NamedTuple):
 
 
 def limit_of(model: PreTrainedModel) -> Limit:
-    """The limit of a model: its positions, where they are learnt or any layer is softmax attention over the whole text.
+    """The limit of a model: its positions, where they are learnt or any layer is softmax attention over the
+    whole text.
 
     There is none where every layer's state has a fixed size and positions are rotary.
     """
@@ -32,6 +33,7 @@ def limit_of(model: PreTrainedModel) -> Limit:
     if not isinstance(model, Linearized):
         return Limit(most, f"softmax attention, made for {most} positions")
     states = [layer.method.init_state(1, device="meta") for layer in model.attention_layers()]
-    if most is not None and any(nbytes(state) == 0 for state in states):  # a state that is empty at the beginning grows
+    # a state that is empty at the beginning grows
+    if most is not None and any(nbytes(state) == 0 for state in states):
         return Limit(most, f"layers of softmax attention, made for {most} positions")
     return Limit(None)

@@ -1,7 +1,8 @@
 """Logits in float32 whatever a model's dtype is, and which of them is the largest where some are equal.
 
-A model in bfloat16 rounds its logits to 8 bits: between 16 and 32 they lie 0.125 apart, so that several are the largest, and `argmax` takes the first
-of these. Of SmolLM2's next tokens 8 % were such a tie, and of MMLU's letters 22 %. Whatever compares logits does so inside `float32_head`.
+A model in bfloat16 rounds its logits to 8 bits: between 16 and 32 they lie 0.125 apart, so that several are
+the largest, and `argmax` takes the first of these. Of SmolLM2's next tokens 8 % were such a tie, and of
+MMLU's letters 22 %. Whatever compares logits does so inside `float32_head`.
 """
 
 import copy
@@ -22,22 +23,27 @@ HALF = (torch.bfloat16, torch.float16)
 
 @contextmanager
 def float32_head(model: PreTrainedModel, *, last: bool = False) -> Iterator[None]:
-    """A context in which a model's logits are the product, in float32, of its last hidden states and a float32 copy of its head.
+    """A context in which a model's logits are the product, in float32, of its last hidden states and a
+    float32 copy of its head.
 
-    What the model does to logits after the head (Gemma's soft cap, the scalings of Granite and Cohere) it does to these, in float32. A head of
-    float32 or float64 computes as it is. The head is the output embeddings', a bias or an adapter included; of a model of pictures its classifier.
+    What the model does to logits after the head (Gemma's soft cap, the scalings of Granite and Cohere) it
+    does to these, in float32. A head of float32 or float64 computes as it is. The head is the output
+    embeddings', a bias or an adapter included; of a model of pictures its classifier.
 
     Args:
-        last: compute the last position alone, which is all that `generate` reads: a linearized model would make logits of the whole prompt.
+        last: compute the last position alone, which is all that `generate` reads: a linearized model would
+        make logits of the whole prompt.
 
-    Afterwards the model is as it was. Contexts of one model can stand within each other: the copy is made once.
+    Afterwards the model is as it was. Contexts of one model can stand within each other: the copy is made
+    once.
     """
     head = _head(model)
     before = vars(head).get("forward")
     compute, dtype = head.forward, None
     if not hasattr(before, "float32") and any(weight.dtype in HALF for weight in head.parameters()):
         wide = copy.deepcopy(head).float()
-        compute, dtype = functools.partial(type(wide).forward, wide), torch.float32  # a call of the module would call its hooks twice
+        # a call of the module would call its hooks twice
+        compute, dtype = functools.partial(type(wide).forward, wide), torch.float32
 
     exact = dtype is not None and type(head) is nn.Linear and head.weight.dtype == torch.bfloat16
 
@@ -64,8 +70,8 @@ def _head(model: PreTrainedModel) -> nn.Module:
 
 
 def peak(logits: Float[Tensor, "*B V"]) -> tuple[Float[Tensor, "*B"], Int[Tensor, "*B"], Bool[Tensor, "*B"]]:
-    """The largest logit, a token that has it, and whether several have it. The logits are written to, and are afterwards as they were: a mask over a
-    whole vocabulary would take several times as long."""
+    """The largest logit, a token that has it, and whether several have it. The logits are written to, and are
+    afterwards as they were: a mask over a whole vocabulary would take several times as long."""
     largest, best = logits.max(-1)
     logits.scatter_(-1, best[..., None], -torch.inf)
     tied = logits.amax(-1) == largest
@@ -73,9 +79,12 @@ def peak(logits: Float[Tensor, "*B V"]) -> tuple[Float[Tensor, "*B"], Int[Tensor
     return largest, best, tied
 
 
-def likeliest(logits: Float[Tensor, "B V"], read: Int[Tensor, "B T"]) -> tuple[Int[Tensor, " B"], Bool[Tensor, " B"]]:
-    """The token with the largest logit of each row, and whether several have it. One of several is drawn; the tokens that the row has `read` seed
-    the draw, so the same text gets the same token, and over texts no token is favoured."""
+def likeliest(
+    logits: Float[Tensor, "B V"], read: Int[Tensor, "B T"]
+) -> tuple[Int[Tensor, " B"], Bool[Tensor, " B"]]:
+    """The token with the largest logit of each row, and whether several have it. One of several is drawn; the
+    tokens that the row has `read` seed the draw, so the same text gets the same token, and over texts no
+    token is favoured."""
     largest, best, tied = peak(logits)
     for row in tied.nonzero().flatten().tolist():
         equals = (logits[row] == largest[row]).nonzero().flatten().tolist()
@@ -92,12 +101,16 @@ def shared(logits: Float[Tensor, "*B V"]) -> tuple[Float[Tensor, "*B"], Float[Te
     return largest, counts
 
 
-def credit(own: Float[Tensor, "*B"], largest: Float[Tensor, "*B"], counts: Float[Tensor, "*B"]) -> Float[Tensor, "*B"]:
-    """How likely it is that a token is taken, by its `own` logit and what is `shared`: 1, or 1/k where k tokens have the largest logit, else 0."""
+def credit(
+    own: Float[Tensor, "*B"], largest: Float[Tensor, "*B"], counts: Float[Tensor, "*B"]
+) -> Float[Tensor, "*B"]:
+    """How likely it is that a token is taken, by its `own` logit and what is `shared`: 1, or 1/k where k
+    tokens have the largest logit, else 0."""
     return torch.where(own == largest, counts, 0.0)
 
 
 def firsts(scores: Sequence[float]) -> list[int]:
-    """The places of the largest score: several where there is a tie. A choice that is among k of them counts 1/k, as if one were drawn."""
+    """The places of the largest score: several where there is a tie. A choice that is among k of them counts
+    1/k, as if one were drawn."""
     largest = max(scores)
     return [i for i, score in enumerate(scores) if score == largest]

@@ -1,7 +1,8 @@
-"""Rotary embeddings that are scaled for one measurement, so that a softmax teacher reads beyond the positions that it was made for.
+"""Rotary embeddings that are scaled for one measurement, so that a softmax teacher reads beyond the positions
+that it was made for.
 
-Nothing is trained, and after the measurement the model is as it was before. The scaled embedding is transformers' own, of a configuration that
-names it.
+Nothing is trained, and after the measurement the model is as it was before. The scaled embedding is
+transformers' own, of a configuration that names it.
 """
 
 import copy
@@ -22,14 +23,18 @@ POSSIBLE = f"{AS_IT_IS}, linear:<factor>, yarn:<factor>"
 def reach(model: PreTrainedModel, scaling: str | None) -> Limit:
     """The number of tokens that a model reads with a scaling. None: as many as without.
 
-    Raises UserError for a scaling of a model that needs none, and of one whose positions are no rotary embedding.
+    Raises UserError for a scaling of a model that needs none, and of one whose positions are no rotary
+    embedding.
     """
     limit = limit_of(model)
     if scaling is None:
         return limit
     if not scalable(model):
         got = f"got {type(_base(model)).__name__}"
-        raise UserError(f"rope_scaling {scaling} is for softmax teachers with one rotary embedding for all layers; {got}. Possible: no rope_scaling")
+        raise UserError(
+            f"rope_scaling {scaling} is for softmax teachers with one rotary embedding for all layers; {got}."
+            " Possible: no rope_scaling"
+        )
     if scaling == AS_IT_IS:
         return Limit(None)
     most = int(limit.tokens * float(scaling.partition(":")[2]))
@@ -59,7 +64,8 @@ def scaled(model: PreTrainedModel, scaling: str) -> Iterator[None]:
 
 
 def scaled_config(config, scaling: str):
-    """A model's configuration with `rope_parameters` of transformers' `linear` or `yarn` (Peng et al., 2023), and as many positions more."""
+    """A model's configuration with `rope_parameters` of transformers' `linear` or `yarn` (Peng et al., 2023),
+    and as many positions more."""
     kind, _, factor = scaling.partition(":")
     found, positions = copy.deepcopy(config), config.max_position_embeddings
     found.rope_parameters = {**config.rope_parameters, "rope_type": kind, "factor": float(factor)}
@@ -78,4 +84,8 @@ def _rotary(model: PreTrainedModel) -> dict[str, object]:
     """The rotary embeddings of a model that has one kind for all layers, by name; nothing for others."""
     if "rope_theta" not in (getattr(model.config, "rope_parameters", None) or {}):
         return {}
-    return {name: module for name, module in model.named_modules() if hasattr(module, "rope_type") and hasattr(module, "inv_freq")}
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if hasattr(module, "rope_type") and hasattr(module, "inv_freq")
+    }

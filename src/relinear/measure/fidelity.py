@@ -27,10 +27,11 @@ SIDE_BY_SIDE = 8  # texts of different lengths in one pass
 
 
 class Options(Strict):
-    """Compare over the first `tokens` of the held-out text, in sequences of `seq_len`; keep the weights of some heads of the first sequence.
+    """Compare over the first `tokens` of the held-out text, in sequences of `seq_len`; keep the weights of
+    some heads of the first sequence.
 
-    `lengths`: over sequences of each of these lengths instead, the texts joined; positions begin anew where the model's end. Lengths beyond
-    `tokens` are left out: weights are quadratic in them.
+    `lengths`: over sequences of each of these lengths instead, the texts joined; positions begin anew where
+    the model's end. Lengths beyond `tokens` are left out: weights are quadratic in them.
     """
 
     tokens: Positive
@@ -40,17 +41,22 @@ class Options(Strict):
 
 
 def measure(model: PreTrainedModel, data: Path, options: Options, job: Job) -> Iterator[Reading]:
-    """`mse` of head outputs and `kl` of attention weights, of "attention": the mean over all heads, and each layer's and head's.
+    """`mse` of head outputs and `kl` of attention weights, of "attention": the mean over all heads, and each
+    layer's and head's.
 
-    KL(softmax || method) is averaged over real tokens, MSE over them and channels; methods whose weights are not distributions (SUPRA) have
-    theirs normalised over what they sum to. `uniform_kl`: the KL of equal weights, what a method that learned nothing comes to. With `lengths`
-    the means are at {"length": n}, and there are no heads. The standard error takes texts as independent.
-    Writes `weights.safetensors`: softmax.<layer>.<head> and method.<layer>.<head> ``[T, T]``.
+    KL(softmax || method) is averaged over real tokens, MSE over them and channels; methods whose weights are
+    not distributions (SUPRA) have theirs normalised over what they sum to. `uniform_kl`: the KL of equal
+    weights, what a method that learned nothing comes to. With `lengths` the means are at {"length": n}, and
+    there are no heads. The standard error takes texts as independent. Writes `weights.safetensors`:
+    softmax.<layer>.<head> and method.<layer>.<head> ``[T, T]``.
     """
     layers, heads = len(model.attention_layers()), model.config.num_attention_heads
     for layer, head in options.shown:
         if layer >= layers or head >= heads:
-            raise ConfigError(f"fidelity.shown: no head {head} of layer {layer}; the model has {layers} layers of {heads} heads")
+            raise ConfigError(
+                f"fidelity.shown: no head {head} of layer {layer}; the model has {layers} layers of {heads}"
+                " heads"
+            )
     text = opened(data, "heldout", options.seq_len)
     if not options.lengths:
         found = Compared(model, _batches(text, options), options.shown, job.name)
@@ -60,7 +66,10 @@ def measure(model: PreTrainedModel, data: Path, options: Options, job: Job) -> I
         yield from found.of_heads()
         return
     if not isinstance(text, Padded):
-        raise UserError(f"fidelity.lengths joins short texts; {data.name} is one stream, which `seq_len` cuts. Possible: data with make: sentences")
+        raise UserError(
+            f"fidelity.lengths joins short texts; {data.name} is one stream, which `seq_len` cuts. Possible:"
+            " data with make: sentences"
+        )
     for length in (n for n in options.lengths if n <= options.tokens):
         tokens, types = text.joined(length)
         n = min(options.tokens // length, len(tokens))
@@ -70,7 +79,8 @@ def measure(model: PreTrainedModel, data: Path, options: Options, job: Job) -> I
 
 
 def _batches(text, options: Options) -> Iterator[tuple[Tensor, Tensor | None, dict[str, Tensor]]]:
-    """Tokens ``[B, T]``, their mask or None, and further inputs of the model. Raises UserError for fewer tokens than asked for."""
+    """Tokens ``[B, T]``, their mask or None, and further inputs of the model. Raises UserError for fewer
+    tokens than asked for."""
     if not isinstance(text, Padded):
         for i in range(options.tokens // options.seq_len):
             yield *text.batch([i]), None, {}
@@ -85,24 +95,32 @@ class Compared:
     """Sums over the real rows of texts: KL and squared error of each head, KL of each text."""
 
     @torch.no_grad()
-    def __init__(self, model: PreTrainedModel, batches: Iterable, shown: tuple[tuple[int, int], ...], name: str):
+    def __init__(
+        self, model: PreTrainedModel, batches: Iterable, shown: tuple[tuple[int, int], ...], name: str
+    ):
         layers, heads, device = len(model.attention_layers()), model.config.num_attention_heads, model.device
         self.mse, self.kl = torch.zeros(2, layers, heads, dtype=torch.float64).unbind()
-        self.texts: list[tuple[float, float, int]] = []  # summed KL (over heads and layers: mean) and KL of equal weights, and rows of each text
+        # summed KL (over heads and layers: mean) and KL of equal weights, and rows of each text
+        self.texts: list[tuple[float, float, int]] = []
         self.kept: dict[str, Tensor] = {}
         for i, (tokens, mask, more) in enumerate(tqdm(batches, desc=name, unit="batch")):
             mask = None if mask is None else mask.to(device)
             more = {k: v.to(device) for k, v in more.items() if k != "token_type_ids" or not model.causal}
             rows = torch.ones(tokens.shape, dtype=torch.bool, device=device) if mask is None else mask
             of_texts, equal = torch.zeros(2, len(tokens), dtype=torch.float64).unbind()
-            for layer, (method, inputs) in enumerate(layer_inputs(model, record(model, tokens.to(device), **more), mask)):
+            for layer, (method, inputs) in enumerate(
+                layer_inputs(model, record(model, tokens.to(device), **more), mask)
+            ):
                 soft, weights = softmax_weights(inputs, method.heads), method.attention_weights(inputs)
                 for head in (h for at, h in shown if at == layer and i == 0):
                     for kind, x in (("softmax", soft), ("method", weights)):
-                        self.kept[f"{kind}.{layer}.{head}"] = x[0, head].float().cpu().clone()  # `weights` are used up below
+                        # `weights` are used up below
+                        self.kept[f"{kind}.{layer}.{head}"] = x[0, head].float().cpu().clone()
                 kl, uniform = (x * rows[:, None] for x in _divergences(soft, weights))
                 del soft, weights
-                error = (method(inputs)[0].float() - softmax_output(inputs, method.heads).float()).square().mean(-1) * rows[..., None]
+                error = (
+                    method(inputs)[0].float() - softmax_output(inputs, method.heads).float()
+                ).square().mean(-1) * rows[..., None]
                 self.kl[layer] += kl.double().sum((0, 2)).cpu()
                 self.mse[layer] += error.double().sum((0, 1)).cpu()
                 of_texts += kl.double().mean(1).sum(1).cpu() / layers
@@ -117,7 +135,9 @@ class Compared:
         for name, sums in (("kl", kl), ("uniform_kl", equal)):
             mean, n = sums.sum() / rows.sum(), len(rows)
             error = (n / (n - 1) * (sums - rows * mean).square().sum()).sqrt() / rows.sum() if n > 1 else None
-            yield Reading(name, "attention", at, mean.item(), None if error is None else error.item(), self.rows)
+            yield Reading(
+                name, "attention", at, mean.item(), None if error is None else error.item(), self.rows
+            )
 
     def of_heads(self) -> Iterator[Reading]:
         """The mean of each head of each layer."""
@@ -128,7 +148,8 @@ class Compared:
 
 
 def _divergences(soft: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """KL(softmax || weights, over their sum) and KL(softmax || equal weights on what it sees) of each row, ``[B, H, T]``; `weights` are used up."""
+    """KL(softmax || weights, over their sum) and KL(softmax || equal weights on what it sees) of each row,
+    ``[B, H, T]``; `weights` are used up."""
     entropy = -torch.einsum("bhti,bhti->bht", soft, soft.clamp(min=TINY).log_())
     own = weights.clamp_(min=0)
     own /= normaliser(own.sum(-1, keepdim=True))

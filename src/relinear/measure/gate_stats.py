@@ -1,4 +1,5 @@
-"""The memory of a gated method, and the share of its output that each part brings (Lizard), layer by layer and head by head."""
+"""The memory of a gated method, and the share of its output that each part brings (Lizard), layer by layer
+and head by head."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -35,7 +36,8 @@ WEIGHTS = "parts.safetensors"  # in the measurement's folder
 
 
 class Options(Strict):
-    """Look at the first `tokens` of the held-out text, in sequences of `seq_len`; keep the weights of the first `shown` positions of one head."""
+    """Look at the first `tokens` of the held-out text, in sequences of `seq_len`; keep the weights of the
+    first `shown` positions of one head."""
 
     tokens: Positive
     seq_len: Positive
@@ -43,9 +45,11 @@ class Options(Strict):
 
 
 class Seen(NamedTuple):
-    """The gates and parts of a layer on one sequence, one row for each query head; missing parts are left out."""
+    """The gates and parts of a layer on one sequence, one row for each query head; missing parts are left
+    out."""
 
-    memory: Float[np.ndarray, "H N"] | None  # 1 / (1 - gamma) of each token, and of each channel where each has a gate
+    # 1 / (1 - gamma) of each token, and of each channel where each has a gate
+    memory: Float[np.ndarray, "H N"] | None
     values: dict[tuple[str, str], Float[np.ndarray, " H"]]  # by metric and what it is of
     weights: dict[str, Float[Tensor, "H T T"]]  # of each part
 
@@ -54,15 +58,18 @@ class Seen(NamedTuple):
 def measure(model: PreTrainedModel, data: Path, options: Options, job: Job) -> Iterator[Reading]:
     """As the model itself reads the text, of all heads at {}, of each layer's, and of each head:
 
-    `memory` of "p10", "p50" and "p90": these quantiles, over tokens, of 1 / (1 - gamma), about how many tokens a gate remembers. `alpha` of
-    "window": its weight in the sum. `share` of "linear", "window" and "meta": the norm of what a part adds to a head's output over the sum of the
-    norms of all parts, mean over tokens; meta tokens count as such where they are beyond the window. `meta_weight` of "meta": what these get there
-    of the softmax, over what they would get if all that the query sees weighed the same.
+    `memory` of "p10", "p50" and "p90": these quantiles, over tokens, of 1 / (1 - gamma), about how many
+    tokens a gate remembers. `alpha` of "window": its weight in the sum. `share` of "linear", "window" and
+    "meta": the norm of what a part adds to a head's output over the sum of the norms of all parts, mean over
+    tokens; meta tokens count as such where they are beyond the window. `meta_weight` of "meta": what these
+    get there of the softmax, over what they would get if all that the query sees weighed the same.
 
-    Errors are over sequences. What a run does not have is not defined, and its one reading says why. Writes `parts.safetensors`,
-    `<part>.<layer>.<head>` ``[shown, shown]`` of the first sequence, of the head whose least part has the largest share.
+    Errors are over sequences. What a run does not have is not defined, and its one reading says why. Writes
+    `parts.safetensors`, `<part>.<layer>.<head>` ``[shown, shown]`` of the first sequence, of the head whose
+    least part has the largest share.
     """
-    model = model.get_base_model() if hasattr(model, "get_base_model") else model  # adapters stay in its layers
+    # adapters stay in its layers
+    model = model.get_base_model() if hasattr(model, "get_base_model") else model
     methods = [layer.method for layer in model.attention_layers()] if isinstance(model, Linearized) else []
     layers = [i for i, method in enumerate(methods) if isinstance(method, Parts) and "gate" in method.PARTS]
     missing = dict.fromkeys(METRICS, f"{job.settings['method']} has no gate")
@@ -83,19 +90,28 @@ def measure(model: PreTrainedModel, data: Path, options: Options, job: Job) -> I
     yield from (Reading(metric, of, {}, None, None, 0, why) for (metric, of), why in missing.items())
 
 
-METRICS = (*(("memory", q) for q in QUANTILES), ("alpha", "window"), *(("share", p) for p in ("linear", "window", "meta")), ("meta_weight", "meta"))
+METRICS = (
+    *(("memory", q) for q in QUANTILES),
+    ("alpha", "window"),
+    *(("share", p) for p in ("linear", "window", "meta")),
+    ("meta_weight", "meta"),
+)
 
 
 def _missing(method: Parts, length: int) -> dict[tuple[str, str], str]:
     """The metrics that a layer does not have, each with the reason."""
     there, window = _there(method), method.options.window
     why = {
-        part: f"the {part} is switched off" if part in method.switched_off else f"there is no {part}" for part in method.PARTS if part not in there
+        part: f"the {part} is switched off" if part in method.switched_off else f"there is no {part}"
+        for part in method.PARTS
+        if part not in there
     }
     if _looks_back(method):
         why["gate"] = "the gate of a token depends on those before it"
     if "meta" in there and "window" in there and length <= window:
-        why["meta"] = f"{length} tokens end within a window of {window}, and meta tokens count where they are beyond it"
+        why["meta"] = (
+            f"{length} tokens end within a window of {window}, and meta tokens count where they are beyond it"
+        )
     elif "window" in why:
         why["meta"] = why["window"]
     parts = {metric: {"memory": "gate", "alpha": "window"}.get(metric[0], metric[1]) for metric in METRICS}
@@ -140,7 +156,8 @@ def seen(method: Parts, inputs: Inputs) -> Seen:
 
 
 def parts_of(method: Parts, inputs: Inputs) -> dict[str, Float[Tensor, "H T T"]]:
-    """The weights that each part adds to a layer's, of one sequence: "linear", "window" and, where they are beyond it, "meta" tokens."""
+    """The weights that each part adds to a layer's, of one sequence: "linear", "window" and, where they are
+    beyond it, "meta" tokens."""
     there, found = _there(method), {}
     for part in ("linear", "window"):
         if part in there:
@@ -152,8 +169,11 @@ def parts_of(method: Parts, inputs: Inputs) -> dict[str, Float[Tensor, "H T T"]]
     return found
 
 
-def _meta_weight(window: Float[Tensor, "H T T"], meta: Float[Tensor, "H T T"], options) -> Float[Tensor, " H"]:
-    """The share of the softmax that meta tokens get, over their share under equal weights. Alpha is in both and cancels."""
+def _meta_weight(
+    window: Float[Tensor, "H T T"], meta: Float[Tensor, "H T T"], options
+) -> Float[Tensor, " H"]:
+    """The share of the softmax that meta tokens get, over their share under equal weights. Alpha is in both
+    and cancels."""
     queries = torch.arange(options.window, meta.shape[-1], device=meta.device)
     beyond = (queries - options.window + 1).clamp(max=options.meta)
     own, near = meta[:, options.window :].sum(-1), window[:, options.window :].sum(-1)
@@ -161,14 +181,20 @@ def _meta_weight(window: Float[Tensor, "H T T"], meta: Float[Tensor, "H T T"], o
 
 
 def gates(method: Parts, inputs: Inputs) -> Float[Tensor, "H T F"]:
-    """gamma of every token and query head, and of every feature, of one sequence: what a token that brings no value leaves of a state of ones."""
+    """gamma of every token and query head, and of every feature, of one sequence: what a token that brings no
+    value leaves of a state of ones."""
     found = []
     for begin in range(0, inputs.q.shape[1], AT_ONCE):
         # A token's gate does not depend on the tokens before it, so each token is a sequence of its own.
-        x, q, k, v, cos, sin, mask = (None if part is None else part[0, begin : begin + AT_ONCE][:, None] for part in inputs)
+        x, q, k, v, cos, sin, mask = (
+            None if part is None else part[0, begin : begin + AT_ONCE][:, None] for part in inputs
+        )
         with alone(method, "linear"):
             state = method.init_state(len(x), x.device)
-            _, left = method(Inputs(x, q, k, torch.zeros_like(v), cos, sin, mask), LinearState(torch.ones_like(state.kv), state.z, state.shift))
+            _, left = method(
+                Inputs(x, q, k, torch.zeros_like(v), cos, sin, mask),
+                LinearState(torch.ones_like(state.kv), state.z, state.shift),
+            )
         found.append(left.kv[..., 0])  # [N, M, F]; every channel of the values alike
     gamma = torch.cat(found).transpose(0, 1)
     return gamma.repeat_interleave(method.heads.heads // gamma.shape[0], 0)
@@ -179,21 +205,36 @@ def _of_sequence(read: Mapping[int, Seen]) -> Iterator[tuple[str, str, dict[str,
     memories = {layer: one.memory for layer, one in read.items() if one.memory is not None}
     places = [({}, list(memories.values()))] if memories else []
     places += [({"layer": layer}, [own]) for layer, own in memories.items()]
-    places += [({"layer": layer, "head": head}, [row]) for layer, own in memories.items() for head, row in enumerate(own)]
+    places += [
+        ({"layer": layer, "head": head}, [row])
+        for layer, own in memories.items()
+        for head, row in enumerate(own)
+    ]
     for at, own in places:
-        for name, value in zip(QUANTILES, np.quantile(np.concatenate(own, None), list(QUANTILES.values())), strict=True):
+        for name, value in zip(
+            QUANTILES, np.quantile(np.concatenate(own, None), list(QUANTILES.values())), strict=True
+        ):
             yield "memory", name, at, float(value)
     for metric, of in next(iter(read.values())).values:
         heads = {layer: one.values[metric, of] for layer, one in read.items()}
         yield metric, of, {}, float(np.mean([own.mean() for own in heads.values()]))
         for layer, own in heads.items():
             yield metric, of, {"layer": layer}, float(own.mean())
-            yield from ((metric, of, {"layer": layer, "head": head}, float(value)) for head, value in enumerate(own))
+            yield from (
+                (metric, of, {"layer": layer, "head": head}, float(value)) for head, value in enumerate(own)
+            )
 
 
 def kept(read: Mapping[int, Seen], shown: int) -> dict[str, Float[Tensor, "shown shown"]]:
-    """The weights of each part, `<part>.<layer>.<head>`, of the head whose least part has the largest share."""
-    least = {layer: np.min([value for (metric, _), value in one.values.items() if metric == "share"], 0) for layer, one in read.items()}
+    """The weights of each part, `<part>.<layer>.<head>`, of the head whose least part has the largest
+    share."""
+    least = {
+        layer: np.min([value for (metric, _), value in one.values.items() if metric == "share"], 0)
+        for layer, one in read.items()
+    }
     layer = max(least, key=lambda at: least[at].max())
     head = int(least[layer].argmax())
-    return {f"{part}.{layer}.{head}": own[head, :shown, :shown].cpu().contiguous() for part, own in read[layer].weights.items()}
+    return {
+        f"{part}.{layer}.{head}": own[head, :shown, :shown].cpu().contiguous()
+        for part, own in read[layer].weights.items()
+    }

@@ -1,7 +1,8 @@
 """Questions about a passage that is hidden among others until a context is full; the model writes the answer.
 
-`squad`: passages of SQuAD among passages of other articles. `books`: stories of CoQA from Project Gutenberg among other such stories, in the place
-of NarrativeQA in SUPRA's Table 2, which no package has. A context is exactly full, at any length, and the longer one begins as the shorter does.
+`squad`: passages of SQuAD among passages of other articles. `books`: stories of CoQA from Project Gutenberg
+among other such stories, in the place of NarrativeQA in SUPRA's Table 2, which no package has. A context is
+exactly full, at any length, and the longer one begins as the shorter does.
 """
 
 import functools
@@ -33,7 +34,8 @@ EXAMPLES = (("What is the capital of France?", "Paris"), ("Who wrote Hamlet?", "
 
 
 class Options(_contexts.Options):
-    """Hide the passage of `prompts` questions at each of `depths`, drawn by the plan's seed; fewer where a set has no more.
+    """Hide the passage of `prompts` questions at each of `depths`, drawn by the plan's seed; fewer where a
+    set has no more.
 
     An answer has `new_tokens`, and ends with its line.
     """
@@ -45,7 +47,8 @@ class Options(_contexts.Options):
 
 
 class Question(NamedTuple):
-    """A passage, what it is of (an article, a story), a question about it, and the answers that count as right."""
+    """A passage, what it is of (an article, a story), a question about it, and the answers that count as
+    right."""
 
     number: int  # in its set
     title: str
@@ -55,27 +58,34 @@ class Question(NamedTuple):
 
 
 class Hidden(NamedTuple):
-    """A prompt of exactly as many tokens as its context leaves to it. `behind`: tokens after the right passage, those of the question included."""
+    """A prompt of exactly as many tokens as its context leaves to it. `behind`: tokens after the right
+    passage, those of the question included."""
 
     prompt: Prompt
     behind: int
 
 
 def measure(model: PreTrainedModel, data: Path, options: Options, job: Job) -> Iterator[Reading]:
-    """Of the set's name, at {context} and {context, depth}: `f1`, the largest token F1 with a right answer after SQuAD's normalisation;
-    `contains`, whether what was written contains one; and `gain`, nats by which the context makes the first right answer likelier than the question
-    does without it. At {context} also `tied`, how often a token of the answer was drawn among equals.
+    """Of the set's name, at {context} and {context, depth}: `f1`, the largest token F1 with a right answer
+    after SQuAD's normalisation; `contains`, whether what was written contains one; and `gain`, nats by which
+    the context makes the first right answer likelier than the question does without it. At {context} also
+    `tied`, how often a token of the answer was drawn among equals.
 
-    At {context: 0} the first two of the question alone: what a model knows or guesses. Contexts that the model cannot read are not defined, and
-    say why. Writes `items.jsonl`. Raises UserError before any work for a context that is too short for a passage, or too long for all of them.
+    At {context: 0} the first two of the question alone: what a model knows or guesses. Contexts that the
+    model cannot read are not defined, and say why. Writes `items.jsonl`. Raises UserError before any work for
+    a context that is too short for a passage, or too long for all of them.
     """
-    from lm_eval.tasks.qasper.metrics import f1_abstractive, normalize_answer  # SQuAD's; lm-eval takes seconds to import
+    # SQuAD's; lm-eval takes seconds to import
+    from lm_eval.tasks.qasper.metrics import f1_abstractive, normalize_answer
 
     _contexts.check(model, options, job.name)
     tokenizer = tokenizer_of(job.parents["model"])
     every = READ[options.set](data, job)
     asked = drawn(every, options, job.settings["seed"])
-    hidden = {context: [hide(tokenizer, q, depth, context, every, options, job) for q, depth in asked] for context in (ALONE, *options.contexts)}
+    hidden = {
+        context: [hide(tokenizer, q, depth, context, every, options, job) for q, depth in asked]
+        for context in (ALONE, *options.contexts)
+    }
     prompts = {context: [one.prompt for one in own] for context, own in hidden.items()}
     found = _contexts.answers(model, prompts, options.new_tokens, options, job.name)
     rows: list[dict[str, Any]] = []
@@ -85,18 +95,36 @@ def measure(model: PreTrainedModel, data: Path, options: Options, job: Job) -> I
             said = f" {normalize_answer(text)} "
             f1 = max(float(f1_abstractive([text], [answer])) for answer in question.answers)
             contains = any(f" {normalize_answer(answer)} " in said for answer in question.answers)
-            row = {"set": options.set, "item": question.number, "context": context, "written": text, "right": list(question.answers), "f1": f1,
-                   "contains": contains, "drawn": answered.drawn}  # fmt: skip
+            row = {
+                "set": options.set,
+                "item": question.number,
+                "context": context,
+                "written": text,
+                "right": list(question.answers),
+                "f1": f1,
+                "contains": contains,
+                "drawn": answered.drawn,
+            }
             gain = _nats(found[ALONE][i]) - _nats(answered)
-            rows.append(row if context == ALONE else row | {"depth": depth, "behind": hidden[context][i].behind, "gain": gain})
+            rows.append(
+                row
+                if context == ALONE
+                else row | {"depth": depth, "behind": hidden[context][i].behind, "gain": gain}
+            )
     job.items(rows)
     for context in found:
         own = [row for row in rows if row["context"] == context]
         yield from _readings(options.set, {"context": context}, own)
         yield Reading("tied", options.set, {"context": context}, *share_of(row["drawn"] for row in own))
         for depth in sorted({row["depth"] for row in own}) if context != ALONE else ():
-            yield from _readings(options.set, {"context": context, "depth": depth}, [row for row in own if row["depth"] == depth])
-    yield from _contexts.unread(model, SCORES, options.set, [context for context in options.contexts if context not in found])
+            yield from _readings(
+                options.set,
+                {"context": context, "depth": depth},
+                [row for row in own if row["depth"] == depth],
+            )
+    yield from _contexts.unread(
+        model, SCORES, options.set, [context for context in options.contexts if context not in found]
+    )
 
 
 def _readings(of: str, at: dict[str, int | float], rows: Sequence[Mapping[str, Any]]) -> Iterator[Reading]:
@@ -112,17 +140,25 @@ def _nats(answered: Answered) -> float:
 
 
 def drawn(every: Sequence[Question], options: Options, seed: int) -> list[tuple[Question, float]]:
-    """Questions, each once, with the depth at which each one's passage is hidden: the middle of one of so many equal parts."""
+    """Questions, each once, with the depth at which each one's passage is hidden: the middle of one of so
+    many equal parts."""
     rng = random.Random(f"{seed} {options.set}")
     chosen = rng.sample(list(every), min(options.depths * options.prompts, len(every)))
     return [(question, (i % options.depths + 0.5) / options.depths) for i, question in enumerate(chosen)]
 
 
 def hide(
-    tokenizer: PreTrainedTokenizerBase, question: Question, depth: float, context: int, every: Sequence[Question], options: Options, job: Job
-) -> Hidden:  # fmt: skip
-    """The prompt that asks a question within a context, or alone: passages of other titles in an order drawn by the seed, the last one cut, and the
-    right one between two of them, where its middle is as near to `depth` as can be.
+    tokenizer: PreTrainedTokenizerBase,
+    question: Question,
+    depth: float,
+    context: int,
+    every: Sequence[Question],
+    options: Options,
+    job: Job,
+) -> Hidden:
+    """The prompt that asks a question within a context, or alone: passages of other titles in an order drawn
+    by the seed, the last one cut, and the right one between two of them, where its middle is as near to
+    `depth` as can be.
 
     It is built of token ids, and it and its answer have exactly `context` tokens.
     """
@@ -137,7 +173,10 @@ def hide(
     room = total - len(gold)
     if room < 0:
         needs = context - room
-        raise UserError(f"{job.name}: a context of {context} tokens is too short for a passage and its question, which have {needs} with the answer")
+        raise UserError(
+            f"{job.name}: a context of {context} tokens is too short for a passage and its question, which"
+            f" have {needs} with the answer"
+        )
     others = list(dict.fromkeys(q.passage for q in every if q.title != question.title))
     random.Random(f"{job.settings['seed']} {options.set} {question.number}").shuffle(others)
     pieces: list[list[int]] = []
@@ -147,11 +186,16 @@ def hide(
         pieces.append(ids(f"{passage}\n\n")[:room])
         room -= len(pieces[-1])
     if room:
-        raise UserError(f"{job.name}: all passages of other titles are {room} tokens too few for a context of {context}; possible: shorter contexts")
+        raise UserError(
+            f"{job.name}: all passages of other titles are {room} tokens too few for a context of {context};"
+            " possible: shorter contexts"
+        )
     before = [0, *accumulate(map(len, pieces))]
     at = min(range(len(before)), key=lambda i: abs(before[i] + len(gold) / 2 - depth * total))
     body = [token for piece in (*pieces[:at], gold, *pieces[at:]) for token in piece]
-    return Hidden(Prompt(begun(tokenizer, [*body, *tail]), candidates), total - before[at] - len(gold) + len(tail))
+    return Hidden(
+        Prompt(begun(tokenizer, [*body, *tail]), candidates), total - before[at] - len(gold) + len(tail)
+    )
 
 
 @functools.cache
@@ -164,17 +208,31 @@ def _squad(data: Path, job: Job) -> list[Question]:
     for doc in _contexts.requests("squad", data, job):
         before, _, question = doc["query"].removesuffix("\nAnswer:").rpartition("\nQuestion: ")
         title, _, passage = before.partition("\nBackground: ")
-        found.append(Question(len(found), title.removeprefix("Title: "), passage, question, tuple(dict.fromkeys(doc["answers_text"]))))
+        found.append(
+            Question(
+                len(found),
+                title.removeprefix("Title: "),
+                passage,
+                question,
+                tuple(dict.fromkeys(doc["answers_text"])),
+            )
+        )
     return found
 
 
 def _books(data: Path, job: Job) -> list[Question]:
-    """The first question of each story, which needs no other to be understood, unless it is answered by yes or no."""
+    """The first question of each story, which needs no other to be understood, unless it is answered by yes
+    or no."""
     found = []
     for doc in _contexts.requests("coqa", data, job):
         right = tuple(dict.fromkeys(answer for answer in doc["answers"] if answer.strip()))
         short = {answer.lower().strip(". ") for answer in right}
-        if doc["source"] == "gutenberg" and doc["id"].endswith("_turn0") and right and not short & {"yes", "no", "unknown"}:
+        if (
+            doc["source"] == "gutenberg"
+            and doc["id"].endswith("_turn0")
+            and right
+            and not short & {"yes", "no", "unknown"}
+        ):
             found.append(Question(len(found), doc["id"], doc["story"], doc["question"], right))
     if not found:
         raise UserError(f"{job.name}: no first question about a story from Project Gutenberg in {data}")

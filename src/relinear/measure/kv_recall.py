@@ -1,7 +1,9 @@
-"""In-context key-value recall: a list of pairs of words, one of whose keys comes again; in context, without any training on it.
+"""In-context key-value recall: a list of pairs of words, one of whose keys comes again; in context, without
+any training on it.
 
-The task is associative recall as Zoology (Arora et al., 2024) asks it, put to a pretrained model in words: pairs that no text has together.
-`relinear.measure.recall_accuracy` is another one, of small models that are trained on tokens without meaning.
+The task is associative recall as Zoology (Arora et al., 2024) asks it, put to a pretrained model in words:
+pairs that no text has together. `relinear.measure.recall_accuracy` is another one, of small models that are
+trained on tokens without meaning.
 """
 
 import random
@@ -30,37 +32,165 @@ YIELDS = ("exact_match", "choice", "nats", "chance", "length", "tied")
 
 OF = "pairs"
 SCORES = ("exact_match", "choice", "nats")
-HEADER = "Each word on the left has one partner on the right. Remember every pair of this list, I will ask you about one of them."
+HEADER = (
+    "Each word on the left has one partner on the right. Remember every pair of this list, I will ask you"
+    " about one of them."
+)
 AGAIN = "\n\nOnce more, one pair of the list:"
 # Of one token each behind a space for SmolLM2, in alphabetical order; keys and values have no word in common.
 KEYS = (
-    "arm", "bank", "bar", "bed", "bell", "bird", "board", "boat", "bone", "book", "bowl", "box", "bridge", "bus", "cake", "camp", "card", "cat",
-    "chair", "chart", "church", "city", "clock", "cloud", "coat", "corn", "court", "cow", "crown", "cup", "desk", "dog", "door", "dress", "dust",
-    "ear", "egg", "engine", "eye", "farm", "field", "film", "fire", "fish", "flag", "floor", "flower", "foot", "forest", "fruit", "garden", "gate",
-    "gift", "glass", "gold", "grass", "guitar", "hair", "hall", "hand", "hat", "heart", "hill", "horse",
-)  # fmt: skip
+    "arm",
+    "bank",
+    "bar",
+    "bed",
+    "bell",
+    "bird",
+    "board",
+    "boat",
+    "bone",
+    "book",
+    "bowl",
+    "box",
+    "bridge",
+    "bus",
+    "cake",
+    "camp",
+    "card",
+    "cat",
+    "chair",
+    "chart",
+    "church",
+    "city",
+    "clock",
+    "cloud",
+    "coat",
+    "corn",
+    "court",
+    "cow",
+    "crown",
+    "cup",
+    "desk",
+    "dog",
+    "door",
+    "dress",
+    "dust",
+    "ear",
+    "egg",
+    "engine",
+    "eye",
+    "farm",
+    "field",
+    "film",
+    "fire",
+    "fish",
+    "flag",
+    "floor",
+    "flower",
+    "foot",
+    "forest",
+    "fruit",
+    "garden",
+    "gate",
+    "gift",
+    "glass",
+    "gold",
+    "grass",
+    "guitar",
+    "hair",
+    "hall",
+    "hand",
+    "hat",
+    "heart",
+    "hill",
+    "horse",
+)
 VALUES = (
-    "ice", "ink", "island", "jacket", "judge", "key", "king", "knife", "lake", "lamp", "leaf", "leg", "letter", "lion", "map", "market", "milk",
-    "mirror", "moon", "mountain", "mouth", "nail", "needle", "neck", "nose", "oil", "page", "paper", "park", "path", "pen", "phone", "piano",
-    "plant", "plate", "pool", "queen", "radio", "rain", "ring", "river", "road", "rock", "roof", "room", "rope", "rose", "salt", "sand", "school",
-    "sea", "seed", "ship", "shoe", "shop", "sign", "skin", "snow", "soap", "star", "stone", "sugar", "table", "tree",
-)  # fmt: skip
+    "ice",
+    "ink",
+    "island",
+    "jacket",
+    "judge",
+    "key",
+    "king",
+    "knife",
+    "lake",
+    "lamp",
+    "leaf",
+    "leg",
+    "letter",
+    "lion",
+    "map",
+    "market",
+    "milk",
+    "mirror",
+    "moon",
+    "mountain",
+    "mouth",
+    "nail",
+    "needle",
+    "neck",
+    "nose",
+    "oil",
+    "page",
+    "paper",
+    "park",
+    "path",
+    "pen",
+    "phone",
+    "piano",
+    "plant",
+    "plate",
+    "pool",
+    "queen",
+    "radio",
+    "rain",
+    "ring",
+    "river",
+    "road",
+    "rock",
+    "roof",
+    "room",
+    "rope",
+    "rose",
+    "salt",
+    "sand",
+    "school",
+    "sea",
+    "seed",
+    "ship",
+    "shoe",
+    "shop",
+    "sign",
+    "skin",
+    "snow",
+    "soap",
+    "star",
+    "stone",
+    "sugar",
+    "table",
+    "tree",
+)
 
 
 class Options(Strict):
-    """Ask `prompts` times for lists of so many `pairs`; a forward pass reads so many prompts as have `batch_tokens`, at least one.
+    """Ask `prompts` times for lists of so many `pairs`; a forward pass reads so many prompts as have
+    `batch_tokens`, at least one.
 
-    `gap`: tokens of sentences that repeat between the list and the question, so that no window of that size holds a pair.
+    `gap`: tokens of sentences that repeat between the list and the question, so that no window of that size
+    holds a pair.
     """
 
-    pairs: tuple[Annotated[int, Field(ge=2, le=len(KEYS))], ...] = Field(default=(4, 8, 16, 32, 64), min_length=1)
+    pairs: tuple[Annotated[int, Field(ge=2, le=len(KEYS))], ...] = Field(
+        default=(4, 8, 16, 32, 64), min_length=1
+    )
     prompts: Annotated[int, Field(ge=2)]
     batch_tokens: Positive
     gap: Annotated[int, Field(ge=0)] = 0
 
 
 class PairList(NamedTuple):
-    """A prompt, its pairs, and what follows were each pair's value the right one: a word and the end of its line."""
+    """A prompt, its pairs, and what follows were each pair's value the right one: a word and the end of its
+    line."""
 
     prompt: list[int]
     pairs: list[tuple[str, str]]
@@ -70,18 +200,22 @@ class PairList(NamedTuple):
 
 
 def measure(model: PreTrainedModel, data: Path | None, options: Options, job: Job) -> Iterator[Reading]:
-    """Of "pairs", at {pairs}: `exact_match`, the greedy answer is the value with the end of its line; `choice`, the value has the largest
-    log-probability a token of all pairs' values, 1/k where k values have; `nats`, of the right answer, a token; `chance` of `choice`; `tied`, how
-    often several values had the largest or a greedy token was drawn among equals; and `length`, the prompts' tokens.
+    """Of "pairs", at {pairs}: `exact_match`, the greedy answer is the value with the end of its line;
+    `choice`, the value has the largest log-probability a token of all pairs' values, 1/k where k values have;
+    `nats`, of the right answer, a token; `chance` of `choice`; `tied`, how often several values had the
+    largest or a greedy token was drawn among equals; and `length`, the prompts' tokens.
 
-    Pairs whose prompt is longer than the model can read are not defined, and their readings say why. Writes `items.jsonl`.
-    Raises UserError before any work for a tokenizer that cannot write the words.
+    Pairs whose prompt is longer than the model can read are not defined, and their readings say why. Writes
+    `items.jsonl`. Raises UserError before any work for a tokenizer that cannot write the words.
     """
     tokenizer = tokenizer_of(job.parents["model"])
     cutter, limit = Cutter(tokenizer), limit_of(model)
     rows: list[dict[str, Any]] = []
     for pairs in options.pairs:
-        lists = [drawn(cutter, pairs, options.gap, f"test {job.settings['seed']} {pairs} {i}") for i in range(options.prompts)]
+        lists = [
+            drawn(cutter, pairs, options.gap, f"test {job.settings['seed']} {pairs} {i}")
+            for i in range(options.prompts)
+        ]
         most, at = max(len(x.prompt) for x in lists), {"pairs": pairs}
         if limit.tokens is not None and most > limit.tokens:
             yield from (Reading(score, OF, at, None, None, 0, limit.why) for score in SCORES)
@@ -89,15 +223,30 @@ def measure(model: PreTrainedModel, data: Path | None, options: Options, job: Jo
         answered = answers(model, lists, options, job)
         rows += [
             {
-                "item": len(rows) + i, "pairs": pairs, "distance": x.distance, "key": x.pairs[x.asked][0], "value": x.pairs[x.asked][1],
-                "answer": tokenizer.decode(a.greedy), "exact": _exact(x, a), "choice": x.pairs[a.choice][1], "chosen": a.chosen(x.asked),
-                "nats": -a.mean(x.asked), "tied": len(a.firsts), "drawn": a.drawn,
+                "item": len(rows) + i,
+                "pairs": pairs,
+                "distance": x.distance,
+                "key": x.pairs[x.asked][0],
+                "value": x.pairs[x.asked][1],
+                "answer": tokenizer.decode(a.greedy),
+                "exact": _exact(x, a),
+                "choice": x.pairs[a.choice][1],
+                "chosen": a.chosen(x.asked),
+                "nats": -a.mean(x.asked),
+                "tied": len(a.firsts),
+                "drawn": a.drawn,
             }
             for i, (x, a) in enumerate(zip(lists, answered, strict=True))
-        ]  # fmt: skip
-        yield Reading("exact_match", OF, at, *share_of(_exact(x, a) for x, a in zip(lists, answered, strict=True)))
-        yield Reading("choice", OF, at, *share_of(a.chosen(x.asked) for x, a in zip(lists, answered, strict=True)))
-        yield Reading("nats", OF, at, *mean_of(-a.mean(x.asked) for x, a in zip(lists, answered, strict=True)))
+        ]
+        yield Reading(
+            "exact_match", OF, at, *share_of(_exact(x, a) for x, a in zip(lists, answered, strict=True))
+        )
+        yield Reading(
+            "choice", OF, at, *share_of(a.chosen(x.asked) for x, a in zip(lists, answered, strict=True))
+        )
+        yield Reading(
+            "nats", OF, at, *mean_of(-a.mean(x.asked) for x, a in zip(lists, answered, strict=True))
+        )
         yield Reading("chance", OF, at, 1 / pairs, None, len(lists))
         yield Reading("tied", OF, at, *share_of(a.tied or a.drawn for a in answered))
         yield Reading("length", OF, at, *mean_of(len(x.prompt) for x in lists))
@@ -105,17 +254,28 @@ def measure(model: PreTrainedModel, data: Path | None, options: Options, job: Jo
 
 
 def drawn(cutter: Cutter, pairs: int, gap: int, seed: str) -> PairList:
-    """A list of so many pairs, whose words are drawn by the seed, and a question about one of them; the same for all models with one tokenizer."""
+    """A list of so many pairs, whose words are drawn by the seed, and a question about one of them; the same
+    for all models with one tokenizer."""
     rng = random.Random(seed)
     keys, values = rng.sample(KEYS, pairs), rng.sample(VALUES, pairs)
     asked = rng.randrange(pairs)
-    lines = [(*_begin(cutter, key), *cutter.ids(f" {value}")) for key, value in zip(keys, values, strict=True)]
+    lines = [
+        (*_begin(cutter, key), *cutter.ids(f" {value}")) for key, value in zip(keys, values, strict=True)
+    ]
     filler = [token for sentence in noise(cutter) for token in sentence]
     between = (filler * (gap // len(filler) + 1))[:gap]
     tail = [*between, *cutter.ids(AGAIN), *_begin(cutter, keys[asked])]
-    prompt = begun(cutter.tokenizer, [*cutter.ids(HEADER), *(token for line in lines for token in line), *tail])
+    prompt = begun(
+        cutter.tokenizer, [*cutter.ids(HEADER), *(token for line in lines for token in line), *tail]
+    )
     answers = [[*cutter.ids(f" {value}"), *cutter.ids("\n")] for value in values]
-    return PairList(prompt, list(zip(keys, values, strict=True)), answers, asked, sum(map(len, lines[asked + 1 :])) + len(tail))
+    return PairList(
+        prompt,
+        list(zip(keys, values, strict=True)),
+        answers,
+        asked,
+        sum(map(len, lines[asked + 1 :])) + len(tail),
+    )
 
 
 def _begin(cutter: Cutter, key: str) -> tuple[int, ...]:
@@ -124,7 +284,8 @@ def _begin(cutter: Cutter, key: str) -> tuple[int, ...]:
 
 
 def answers(model: PreTrainedModel, lists: Sequence[PairList], options: Options, job: Job) -> list[Answered]:
-    """The answers to prompts, in their order. Prompts of one length are read together; each of several processes asks a share."""
+    """The answers to prompts, in their order. Prompts of one length are read together; each of several
+    processes asks a share."""
     by_length: dict[int, list[int]] = {}
     for i, x in enumerate(lists):
         by_length.setdefault(len(x.prompt), []).append(i)
@@ -135,7 +296,9 @@ def answers(model: PreTrainedModel, lists: Sequence[PairList], options: Options,
     steps = max(len(answer) for x in lists for answer in x.answers)
     found: list[tuple[int, Answered]] = []
     with float32_head(model):  # once, not for each batch
-        for batch in tqdm(share(batches), desc=f"{job.name} {len(lists[0].pairs)} pairs", unit="batch", disable=rank() > 0):
+        for batch in tqdm(
+            share(batches), desc=f"{job.name} {len(lists[0].pairs)} pairs", unit="batch", disable=rank() > 0
+        ):
             prompts = torch.tensor([lists[i].prompt for i in batch])
             found += zip(batch, ask(model, prompts, [lists[i].answers for i in batch], steps), strict=True)
     by_list = dict(gathered(found))

@@ -1,4 +1,5 @@
-"""Accuracy on lm-evaluation-harness's tasks: zero-shot and few-shot multiple choice, and LAMBADA's last word."""
+"""Accuracy on lm-evaluation-harness's tasks: zero-shot and few-shot multiple choice, and LAMBADA's last
+word."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,16 +21,21 @@ METRICS = ("acc", "acc_norm", "tied")
 class Options(Strict):
     """Score `items` of each task of workflow/tasks, drawn by the plan's seed, in batches of `batch_size`."""
 
-    items: dict[str, int | None] = Field(min_length=1)  # task -> how many, at least 2; None: all. Of MMLU a total, spread over its subjects
+    # task -> how many, at least 2; None: all. Of MMLU a total, spread over its subjects
+    items: dict[str, int | None] = Field(min_length=1)
     batch_size: Positive
-    max_length: Positive = 4096  # MMLU's longest 5-shot prompt has 3147 tokens of SmolLM2; a prompt is never cut
-    tasks: tuple[str, ...] = ()  # of the scale's `items` only these are scored; the measure stage has chosen them already
+    # MMLU's longest 5-shot prompt has 3147 tokens of SmolLM2; a prompt is never cut
+    max_length: Positive = 4096
+    # of the scale's `items` only these are scored; the measure stage has chosen them already
+    tasks: tuple[str, ...] = ()
 
 
 def measure(model: PreTrainedModel, data: Path, options: Options, job: Job) -> Iterator[Reading]:
-    """`acc` and, where the task has it, `acc_norm` of each task, and `tied`, the share of items in which several choices come first, as fractions.
+    """`acc` and, where the task has it, `acc_norm` of each task, and `tied`, the share of items in which
+    several choices come first, as fractions.
 
-    Logits are float32, and the right one of k choices that come first counts 1/k. Writes `items.jsonl`, each item's scores, and how many come first.
+    Logits are float32, and the right one of k choices that come first counts 1/k. Writes `items.jsonl`, each
+    item's scores, and how many come first.
 
     An interrupted measurement loses the batch of choices that each process was at.
     """
@@ -38,9 +44,16 @@ def measure(model: PreTrainedModel, data: Path, options: Options, job: Job) -> I
     tokenizer = tokenizer_of(job.parents["model"])
     own = data == job.workflow  # the few hand-written items
     scores, items = _harness.score(
-        model, tokenizer, options.items, None if own else data, batch_size=options.batch_size, max_length=options.max_length,
-        seed=job.settings["seed"], smoke=own, work=job.work,
-    )  # fmt: skip
+        model,
+        tokenizer,
+        options.items,
+        None if own else data,
+        batch_size=options.batch_size,
+        max_length=options.max_length,
+        seed=job.settings["seed"],
+        smoke=own,
+        work=job.work,
+    )
     job.items(items)
     for task, found in scores.items():
         for metric in (m for m in METRICS if m in found):

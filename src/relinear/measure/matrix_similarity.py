@@ -36,16 +36,26 @@ YIELDS = (
 )
 
 TINY = torch.finfo(torch.float64).tiny  # the least norm; weights of some methods have no scale
-METRICS = ("cosine", "singular_values", "cosine_normalised", "singular_values_normalised", "cosine_below_diagonal")
+METRICS = (
+    "cosine",
+    "singular_values",
+    "cosine_normalised",
+    "singular_values_normalised",
+    "cosine_below_diagonal",
+)
 DISTANCES = ("l2", "l1", "mean")
 READ_OTHERWISE = (
-    "cosine_of_rows", "cosine_absolute", "singular_values_absolute",
-    *(f"singular_values_{name}" for name in DISTANCES), *(f"singular_values_normalised_{name}" for name in DISTANCES),
-)  # fmt: skip
+    "cosine_of_rows",
+    "cosine_absolute",
+    "singular_values_absolute",
+    *(f"singular_values_{name}" for name in DISTANCES),
+    *(f"singular_values_normalised_{name}" for name in DISTANCES),
+)
 
 
 class Options(Strict):
-    """Compare on the first `tokens` of the held-out text, in sequences of `seq_len`; the paper names neither."""
+    """Compare on the first `tokens` of the held-out text, in sequences of `seq_len`; the paper names
+    neither."""
 
     tokens: Positive
     seq_len: Positive
@@ -55,25 +65,31 @@ class Options(Strict):
 def measure(model: PreTrainedModel, data: Path, options: Options, job: Job) -> Iterator[Reading]:
     """Of "attention", the mean over all heads and that of each layer and head, over sequences:
 
-    `cosine` of the two matrices as vectors, and `singular_values`, the distance of their sorted singular values, |s(A) - s(B)| / T^(1/2).
-    `..._normalised`: the same where each row is divided by the absolute value of its sum, which leaves softmax as it is (Figure 4; Figure 3 does
-    not divide). `cosine_below_diagonal` is normalised and leaves the diagonal out: decay makes each query look at itself, and so all methods alike.
+    `cosine` of the two matrices as vectors, and `singular_values`, the distance of their sorted singular
+    values, |s(A) - s(B)| / T^(1/2). `..._normalised`: the same where each row is divided by the absolute
+    value of its sum, which leaves softmax as it is (Figure 4; Figure 3 does not divide).
+    `cosine_below_diagonal` is normalised and leaves the diagonal out: decay makes each query look at itself,
+    and so all methods alike.
 
-    What the paper may mean instead, as means over all heads alone: `cosine_of_rows`, the mean of the cosines of rows, whatever they are divided by;
-    `..._absolute`, where each row is divided by the sum of its absolute values; `..._l2`, |s(A) - s(B)| / |s(A)|; `..._l1`, the sum of
+    What the paper may mean instead, as means over all heads alone: `cosine_of_rows`, the mean of the cosines
+    of rows, whatever they are divided by; `..._absolute`, where each row is divided by the sum of its
+    absolute values; `..._l2`, |s(A) - s(B)| / |s(A)|; `..._l1`, the sum of
     |s(A) - s(B)| over that of s(A); `..._mean`, the mean of |s(A) - s(B)|.
 
-    A is the softmax attention of the pretrained model that the run began with, reading the text on its own; B that of the run. Errors are over
-    sequences.
+    A is the softmax attention of the pretrained model that the run began with, reading the text on its own; B
+    that of the run. Errors are over sequences.
     """
     teacher = linearize(load_teacher(job.parents["model"], model.dtype, str(model.device)), "softmax")
-    model = model.get_base_model() if hasattr(model, "get_base_model") else model  # adapters stay in its layers
+    # adapters stay in its layers
+    model = model.get_base_model() if hasattr(model, "get_base_model") else model
     model = model if isinstance(model, Linearized) else linearize(model, "softmax")
     for either in (model, teacher):
         either.eval()
     text = Packed(data, "heldout", options.seq_len)
     n = max(options.tokens // options.seq_len, 1)
-    sequences = (text.sequence(i)[0][None].to(model.device) for i in tqdm(range(n), desc=job.name, unit="seq"))
+    sequences = (
+        text.sequence(i)[0][None].to(model.device) for i in tqdm(range(n), desc=job.name, unit="seq")
+    )
     values = torch.stack([compare(teacher, model, tokens) for tokens in sequences])  # [N, L, H, metrics]
     for name, value in zip((*METRICS, *READ_OTHERWISE), values.unbind(-1), strict=True):
         yield Reading(name, "attention", {}, *_mean(value.mean((1, 2))), n)
@@ -81,22 +97,38 @@ def measure(model: PreTrainedModel, data: Path, options: Options, job: Job) -> I
             continue
         for layer in range(value.shape[1]):
             for head in range(value.shape[2]):
-                yield Reading(name, "attention", {"layer": layer, "head": head}, *_mean(value[:, layer, head]), n)
+                yield Reading(
+                    name, "attention", {"layer": layer, "head": head}, *_mean(value[:, layer, head]), n
+                )
 
 
 def compare(teacher: Linearized, model: Linearized, tokens: Tensor) -> Float[Tensor, "L H metrics"]:
     """All METRICS, and all READ_OTHERWISE, of each layer and head on one sequence ``[1, T]``."""
     found = []
     for theirs, ours in zip(own_inputs(teacher, tokens), own_inputs(model, tokens), strict=True):
-        a, b = (method.attention_weights(inputs)[0].double().cpu() for method, inputs in (theirs, ours))  # [H, T, T]
+        # [H, T, T]
+        a, b = (method.attention_weights(inputs)[0].double().cpu() for method, inputs in (theirs, ours))
         (a_rows, b_rows), (a_absolute, b_absolute) = (
-            [x / normaliser(total(x)) for x in (a, b)] for total in (lambda x: x.sum(-1, keepdim=True).abs(), lambda x: x.abs().sum(-1, keepdim=True))
+            [x / normaliser(total(x)) for x in (a, b)]
+            for total in (lambda x: x.sum(-1, keepdim=True).abs(), lambda x: x.abs().sum(-1, keepdim=True))
         )
         plain, *otherwise = spectra(a, b)
         divided, *otherwise_divided = spectra(a_rows, b_rows)
-        metrics = [cosine(a, b), plain, cosine(a_rows, b_rows), divided, cosine(a_rows.tril(-1), b_rows.tril(-1))]
+        metrics = [
+            cosine(a, b),
+            plain,
+            cosine(a_rows, b_rows),
+            divided,
+            cosine(a_rows.tril(-1), b_rows.tril(-1)),
+        ]
         rows = torch.cosine_similarity(a, b, dim=-1, eps=TINY).mean(-1)
-        metrics += [rows, cosine(a_absolute, b_absolute), spectra(a_absolute, b_absolute)[0], *otherwise, *otherwise_divided]
+        metrics += [
+            rows,
+            cosine(a_absolute, b_absolute),
+            spectra(a_absolute, b_absolute)[0],
+            *otherwise,
+            *otherwise_divided,
+        ]
         found.append(torch.stack(metrics, -1))
     return torch.stack(found)
 
@@ -107,11 +139,14 @@ def cosine(a: Float[Tensor, "H T T"], b: Float[Tensor, "H T T"]) -> Float[Tensor
 
 
 def spectra(a: Float[Tensor, "H T T"], b: Float[Tensor, "H T T"]) -> Float[Tensor, "distances H"]:
-    """The distance of the sorted singular values over the root of their number, and the three of DISTANCES."""
+    """The distance of the sorted singular values over the root of their number, and the three of
+    DISTANCES."""
     s = torch.linalg.svdvals(a)
     apart = s - torch.linalg.svdvals(b)
     far, along = apart.norm(dim=-1), apart.abs().sum(-1)
-    return torch.stack([far / a.shape[-1] ** 0.5, far / s.norm(dim=-1), along / s.sum(-1), along / a.shape[-1]])
+    return torch.stack(
+        [far / a.shape[-1] ** 0.5, far / s.norm(dim=-1), along / s.sum(-1), along / a.shape[-1]]
+    )
 
 
 def _mean(values: Float[Tensor, " N"]) -> tuple[float, float | None]:

@@ -1,4 +1,5 @@
-"""Needles in a haystack: five pass keys in a long text, one asked for; in context, without any training on it (`relinear.get.needles`)."""
+"""Needles in a haystack: five pass keys in a long text, one asked for; in context, without any training on it
+(`relinear.get.needles`)."""
 
 import re
 from collections import Counter
@@ -34,10 +35,12 @@ ERRORS_ABOVE_CHANCE, TOO_EASY, COPYING = 3.0, 0.98, 0.5
 
 
 class Options(Strict):
-    """Ask `prompts` times in each cell of `lengths` x `depths`; a forward pass reads so many prompts as have `batch_tokens`, at least one.
+    """Ask `prompts` times in each cell of `lengths` x `depths`; a forward pass reads so many prompts as have
+    `batch_tokens`, at least one.
 
-    `filler`: sentences of the held-out text of the measure's data, or five that repeat. `beyond`: what `at: {length, beyond}` is the mean over,
-    the keys more than so many tokens before the question, which no window of that size holds.
+    `filler`: sentences of the held-out text of the measure's data, or five that repeat. `beyond`: what `at:
+    {length, beyond}` is the mean over, the keys more than so many tokens before the question, which no window
+    of that size holds.
     """
 
     lengths: tuple[Positive, ...] = Field(min_length=1)
@@ -87,25 +90,41 @@ class Asked(NamedTuple):
         """The prompt's line of `items.jsonl`."""
         needle, asked = self.needle, self.needle.asked
         return {
-            "item": item, "length": self.length, "depth": self.depth, "distance": needle.distance, "names": needle.names, "keys": needle.keys,
-            "asked": asked, "answer": self.text, "kind": self.kind, "exact": self.exact, "choice": self.answered.choice, "chosen": self.chosen,
-            "tied": len(self.answered.firsts), "drawn": self.answered.drawn, "tokens_right": self.answered.likeliest[asked],
+            "item": item,
+            "length": self.length,
+            "depth": self.depth,
+            "distance": needle.distance,
+            "names": needle.names,
+            "keys": needle.keys,
+            "asked": asked,
+            "answer": self.text,
+            "kind": self.kind,
+            "exact": self.exact,
+            "choice": self.answered.choice,
+            "chosen": self.chosen,
+            "tied": len(self.answered.firsts),
+            "drawn": self.answered.drawn,
+            "tokens_right": self.answered.likeliest[asked],
             "scores": [self.answered.mean(i) for i in range(len(needle.keys))],
-        }  # fmt: skip
+        }
 
 
 def measure(model: PreTrainedModel, data: Path | None, options: Options, job: Job) -> Iterator[Reading]:
-    """Of "needle", at {length}, {length, depth}, {length, distance} (of the bin that ends there) and {length, beyond}:
+    """Of "needle", at {length}, {length, depth}, {length, distance} (of the bin that ends there) and {length,
+    beyond}:
 
-    `exact_match`, the greedy answer is the key with its full stop; `token_accuracy`, of the answer's tokens, each behind the right ones;
-    `choice`, the asked key has the largest log-probability a token of the prompt's, 1/k where k keys have; `nats`, of the right answer, a token.
+    `exact_match`, the greedy answer is the key with its full stop; `token_accuracy`, of the answer's tokens,
+    each behind the right ones; `choice`, the asked key has the largest log-probability a token of the
+    prompt's, 1/k where k keys have; `nats`, of the right answer, a token.
 
-    At {length} also `chance` of `choice`; `tied`, how often several keys had the largest or a greedy token was drawn among equals; `error`, the
-    share of each of `KINDS`; and `not_informative` of "floor" (the choice is less than three standard errors above chance), "ceiling" (every cell is
-    right) and "copying" (more than half are keys that were not asked for): 1 or 0.
-    A length beyond what the model can read is not defined, and its readings say why. Writes `items.jsonl`.
+    At {length} also `chance` of `choice`; `tied`, how often several keys had the largest or a greedy token
+    was drawn among equals; `error`, the share of each of `KINDS`; and `not_informative` of "floor" (the
+    choice is less than three standard errors above chance), "ceiling" (every cell is right) and "copying"
+    (more than half are keys that were not asked for): 1 or 0. A length beyond what the model can read is not
+    defined, and its readings say why. Writes `items.jsonl`.
 
-    Raises UserError before any work for a length without room for the keys, and for a tokenizer that cannot write them.
+    Raises UserError before any work for a length without room for the keys, and for a tokenizer that cannot
+    write them.
     """
     tokenizer = tokenizer_of(job.parents["model"])
     prompts = drawn(Cutter(tokenizer), data, options, job)
@@ -121,11 +140,20 @@ def measure(model: PreTrainedModel, data: Path | None, options: Options, job: Jo
             yield from readings(length, own, options)
 
 
-def drawn(cutter: Cutter, data: Path | None, options: Options, job: Job) -> dict[int, list[tuple[float, Needle]]]:
+def drawn(
+    cutter: Cutter, data: Path | None, options: Options, job: Job
+) -> dict[int, list[tuple[float, Needle]]]:
     """The prompts of each length with the depth of their cell; the same for all models with one tokenizer."""
     if options.filler == "text" and data is None:
-        raise UserError(f"{job.name}: the filler `text` is of the measure's data, which it names none of; possible: filler: noise")
-    filler = needles.noise(cutter) if options.filler == "noise" or data is None else needles.sentences(cutter, data)
+        raise UserError(
+            f"{job.name}: the filler `text` is of the measure's data, which it names none of; possible:"
+            " filler: noise"
+        )
+    filler = (
+        needles.noise(cutter)
+        if options.filler == "noise" or data is None
+        else needles.sentences(cutter, data)
+    )
     found: dict[int, list[tuple[float, Needle]]] = {}
     for length in options.lengths:
         found[length] = []
@@ -133,33 +161,52 @@ def drawn(cutter: Cutter, data: Path | None, options: Options, job: Job) -> dict
             depth = (cell + 0.5) / options.depths
             for i in range(options.prompts):
                 needle = needles.example(
-                    cutter, length, f"test {job.settings['seed']} {length} {cell} {i}", filler=filler, keys=options.keys,
-                    key_tokens=options.key_tokens, mention=options.mention, depth=depth,
-                )  # fmt: skip
+                    cutter,
+                    length,
+                    f"test {job.settings['seed']} {length} {cell} {i}",
+                    filler=filler,
+                    keys=options.keys,
+                    key_tokens=options.key_tokens,
+                    mention=options.mention,
+                    depth=depth,
+                )
                 found[length].append((depth, needle))
     return found
 
 
-def answers(model: PreTrainedModel, tokenizer, length: int, prompts: list[tuple[float, Needle]], options: Options, job: Job) -> list[Asked]:
+def answers(
+    model: PreTrainedModel,
+    tokenizer,
+    length: int,
+    prompts: list[tuple[float, Needle]],
+    options: Options,
+    job: Job,
+) -> list[Asked]:
     """The answers to the prompts of one length, in their order. Each of several processes asks a share."""
     steps = max(len(answer) for _, needle in prompts for answer in needle.answers)
     size = max(options.batch_tokens // length, 1)
     found: list[tuple[int, Answered]] = []
     with float32_head(model):  # once, not for each batch
-        for at in tqdm(share(range(0, len(prompts), size)), desc=f"{job.name} {length}", unit="batch", disable=rank() > 0):
+        for at in tqdm(
+            share(range(0, len(prompts), size)), desc=f"{job.name} {length}", unit="batch", disable=rank() > 0
+        ):
             batch = [needle for _, needle in prompts[at : at + size]]
-            found += enumerate(ask(model, torch.tensor([n.prompt for n in batch]), [n.answers for n in batch], steps), at)
+            found += enumerate(
+                ask(model, torch.tensor([n.prompt for n in batch]), [n.answers for n in batch], steps), at
+            )
     by_prompt = dict(gathered(found))
     return [
-        Asked(length, depth, needle, by_prompt[i], tokenizer.decode(by_prompt[i].greedy)) for i, (depth, needle) in enumerate(prompts)
-    ]  # fmt: skip
+        Asked(length, depth, needle, by_prompt[i], tokenizer.decode(by_prompt[i].greedy))
+        for i, (depth, needle) in enumerate(prompts)
+    ]
 
 
 def kind_of(text: str, needle: Needle) -> str:
     """The kind of a wrong answer, by the digits that it begins with.
 
-    `unended` the right key without its full stop; `first key`, `last key`, `other key` of the prompt's wrong ones (the first and the last stand at
-    its ends); `mixture` no key, but `IN_COMMON` digits in a row are of one; `none` anything else.
+    `unended` the right key without its full stop; `first key`, `last key`, `other key` of the prompt's wrong
+    ones (the first and the last stand at its ends); `mixture` no key, but `IN_COMMON` digits in a row are of
+    one; `none` anything else.
     """
     said = re.match(r"\s*(\d+)", text)
     digits = said[1] if said else ""

@@ -1,6 +1,8 @@
-"""The plane of Lizard's Figure 4: pass keys found, by the length of the text and the distance of the key, in models trained on such texts.
+"""The plane of Lizard's Figure 4: pass keys found, by the length of the text and the distance of the key, in
+models trained on such texts.
 
-Prompts are those of `relinear.get.passkeys`, with keys that no training has, and answers are scored as `relinear.measure.needle` has it.
+Prompts are those of `relinear.get.passkeys`, with keys that no training has, and answers are scored as
+`relinear.measure.needle` has it.
 """
 
 import json
@@ -24,17 +26,29 @@ from relinear.plan.readings import Reading
 from relinear.plan.strict import Positive, Strict
 
 NEEDS = ("next_token",)
-YIELDS = ("exact_match", "choice", "token_accuracy", "nats", "chance", "error", "not_informative", "window", "trained_length")
+YIELDS = (
+    "exact_match",
+    "choice",
+    "token_accuracy",
+    "nats",
+    "chance",
+    "error",
+    "not_informative",
+    "window",
+    "trained_length",
+)
 
-AROUND = 2  # tokens of an answer besides the key's own: a full stop, and a space where the tokenizer cuts it off
+# tokens of an answer besides the key's own: a full stop, and a space where the tokenizer cuts it off
+AROUND = 2
 
 
 class Options(Strict):
-    """Ask `prompts` times in each cell: of each of `lengths`, every `distance_bin` tokens of distance. A forward pass reads so many prompts as have
-    `batch_tokens`, at least one.
+    """Ask `prompts` times in each cell: of each of `lengths`, every `distance_bin` tokens of distance. A
+    forward pass reads so many prompts as have `batch_tokens`, at least one.
 
-    `filler`: sentences of the held-out text of the measure's data, or five that repeat. `beyond`: what `at: {length, beyond}` is the mean over, the
-    keys more than so many tokens before the question. `keys`, `key_tokens` and `mention` as in training.
+    `filler`: sentences of the held-out text of the measure's data, or five that repeat. `beyond`: what `at:
+    {length, beyond}` is the mean over, the keys more than so many tokens before the question. `keys`,
+    `key_tokens` and `mention` as in training.
     """
 
     lengths: tuple[Positive, ...] = Field(min_length=1)
@@ -55,13 +69,16 @@ class Options(Strict):
 
 
 def measure(model: PreTrainedModel, data: Path | None, options: Options, job: Job) -> Iterator[Reading]:
-    """The readings of `relinear.measure.needle`, of which {length, distance} is the plane: a distance is counted to the end of its bin. Further
+    """The readings of `relinear.measure.needle`, of which {length, distance} is the plane: a distance is
+    counted to the end of its bin. Further
 
-    `trained_length`, the tokens of the sequences of the run's last training step, and `window`, the positions that its layers see by softmax
-    attention: what the figure draws lines at. A run that was not trained, and one without a window, lacks them.
+    `trained_length`, the tokens of the sequences of the run's last training step, and `window`, the positions
+    that its layers see by softmax attention: what the figure draws lines at. A run that was not trained, and
+    one without a window, lacks them.
 
-    A length is that of the prompt and its answer together, as in training. Beyond what the model can read nothing is defined, and its readings say
-    why. Writes `items.jsonl`. Raises UserError before any work for a length without room for the keys, and for a tokenizer that cannot write them.
+    A length is that of the prompt and its answer together, as in training. Beyond what the model can read
+    nothing is defined, and its readings say why. Writes `items.jsonl`. Raises UserError before any work for a
+    length without room for the keys, and for a tokenizer that cannot write them.
     """
     tokenizer = tokenizer_of(job.parents["model"])
     prompts = drawn(Keys(tokenizer, "test"), data, options, job)
@@ -79,11 +96,21 @@ def measure(model: PreTrainedModel, data: Path | None, options: Options, job: Jo
     yield from (Reading(name, OF, {}, tokens, None, 1) for name, tokens in lines.items() if tokens)
 
 
-def drawn(cutter: Cutter, data: Path | None, options: Options, job: Job) -> dict[int, list[tuple[float, Needle]]]:
-    """The prompts of each length with the depth of their cell, distances evenly spread; the same for all models with one tokenizer."""
+def drawn(
+    cutter: Cutter, data: Path | None, options: Options, job: Job
+) -> dict[int, list[tuple[float, Needle]]]:
+    """The prompts of each length with the depth of their cell, distances evenly spread; the same for all
+    models with one tokenizer."""
     if options.filler == "text" and data is None:
-        raise UserError(f"{job.name}: the filler `text` is of the measure's data, which it names none of; possible: filler: noise")
-    filler = needles.noise(cutter) if options.filler == "noise" or data is None else needles.sentences(cutter, data)
+        raise UserError(
+            f"{job.name}: the filler `text` is of the measure's data, which it names none of; possible:"
+            " filler: noise"
+        )
+    filler = (
+        needles.noise(cutter)
+        if options.filler == "noise" or data is None
+        else needles.sentences(cutter, data)
+    )
     found: dict[int, list[tuple[float, Needle]]] = {}
     for length in options.lengths:
         cells = -(-length // options.distance_bin)
@@ -92,12 +119,18 @@ def drawn(cutter: Cutter, data: Path | None, options: Options, job: Job) -> dict
             (
                 (i // options.prompts + 0.5) / cells,
                 needles.example(
-                    cutter, length - options.key_tokens[1] - AROUND, f"plane {job.settings['seed']} {length} {i}", filler=filler,
-                    keys=options.keys, key_tokens=options.key_tokens, mention=options.mention, depth=(i + 0.5) / n,
+                    cutter,
+                    length - options.key_tokens[1] - AROUND,
+                    f"plane {job.settings['seed']} {length} {i}",
+                    filler=filler,
+                    keys=options.keys,
+                    key_tokens=options.key_tokens,
+                    mention=options.mention,
+                    depth=(i + 0.5) / n,
                 ),
             )
             for i in range(n)
-        ]  # fmt: skip
+        ]
     return found
 
 
@@ -108,9 +141,16 @@ def trained_length(job: Job) -> int | None:
 
 
 def window_of(model: PreTrainedModel) -> int | None:
-    """Positions of the softmax window of a model's layers, the largest where they differ; None where no layer has one."""
+    """Positions of the softmax window of a model's layers, the largest where they differ; None where no layer
+    has one."""
     model = model.get_base_model() if hasattr(model, "get_base_model") else model
     if not isinstance(model, Linearized):
         return None
     methods = [layer.method for layer in model.attention_layers()]
-    return max((getattr(m, "window", None) or getattr(m.options, "window", None) or 0 for m in methods), default=0) or None
+    return (
+        max(
+            (getattr(m, "window", None) or getattr(m.options, "window", None) or 0 for m in methods),
+            default=0,
+        )
+        or None
+    )

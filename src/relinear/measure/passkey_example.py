@@ -1,4 +1,5 @@
-"""One prompt with five pass keys in full, and a model's answer, as Lizard's Figure 3 shows it (`relinear.get.needles`)."""
+"""One prompt with five pass keys in full, and a model's answer, as Lizard's Figure 3 shows it
+(`relinear.get.needles`)."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +22,8 @@ OF = "needle"
 
 
 class Options(Strict):
-    """A prompt of `length` tokens; `filler`: sentences of the held-out text of the measure's data, or five that repeat."""
+    """A prompt of `length` tokens; `filler`: sentences of the held-out text of the measure's data, or five
+    that repeat."""
 
     length: Positive
     filler: Literal["text", "noise"] = "text"
@@ -30,17 +32,23 @@ class Options(Strict):
 
 
 def measure(model: PreTrainedModel, data: Path, options: Options, job: Job) -> Iterator[Reading]:
-    """`exact_match` of "needle", whether the greedy answer is the key with its full stop: of one prompt, an example and no measure of a model.
+    """`exact_match` of "needle", whether the greedy answer is the key with its full stop: of one prompt, an
+    example and no measure of a model.
 
-    The prompt is the same for all models with one tokenizer. Writes `items.jsonl`, a line: the prompt as text, names and keys in their order, which
-    is asked for, and the answer. Beyond what the model can read nothing is defined. Raises UserError for a length without room for the keys.
+    The prompt is the same for all models with one tokenizer. Writes `items.jsonl`, a line: the prompt as
+    text, names and keys in their order, which is asked for, and the answer. Beyond what the model can read
+    nothing is defined. Raises UserError for a length without room for the keys.
     """
     tokenizer = tokenizer_of(job.parents["model"])
     cutter = needles.Cutter(tokenizer)
     needle = needles.example(
-        cutter, options.length, f"example {job.settings['seed']}", keys=options.keys, key_tokens=options.key_tokens,
+        cutter,
+        options.length,
+        f"example {job.settings['seed']}",
+        keys=options.keys,
+        key_tokens=options.key_tokens,
         filler=needles.noise(cutter) if options.filler == "noise" else needles.sentences(cutter, data),
-    )  # fmt: skip
+    )
     limit = limit_of(model)
     answer, text = needle.answers[needle.asked], None
     if limit.tokens is None or options.length + len(answer) <= limit.tokens:
@@ -49,5 +57,15 @@ def measure(model: PreTrainedModel, data: Path, options: Options, job: Job) -> I
         yield Reading("exact_match", OF, {}, float(answered.greedy[: len(answer)] == answer), None, 1)
     else:
         yield Reading("exact_match", OF, {}, None, None, 0, limit.why)
-    job.items([{"prompt": tokenizer.decode(needle.prompt), "names": needle.names, "keys": needle.keys, "asked": needle.asked,
-                "distance": needle.distance, "answer": text}])  # fmt: skip
+    job.items(
+        [
+            {
+                "prompt": tokenizer.decode(needle.prompt),
+                "names": needle.names,
+                "keys": needle.keys,
+                "asked": needle.asked,
+                "distance": needle.distance,
+                "answer": text,
+            }
+        ]
+    )

@@ -20,12 +20,15 @@ class Options(_documents.Options):
 
 
 def measure(model: PreTrainedModel, data: Path, options: Options, job: Job) -> Iterator[Reading]:
-    """`perplexity` at {"position": "64-128"} and so on, and over all positions; of the data set and, where it has several sources, of each.
+    """`perplexity` at {"position": "64-128"} and so on, and over all positions; of the data set and, where it
+    has several sources, of each.
 
-    A token's position is the number of tokens of its document (or of the stretch of it) that the model has read before it; what the model reads
-    before the first is the tokenizer's document separator. One pass a stretch, in pieces, its state carried. `n` counts documents, and errors are
-    over documents. A model of constant memory goes on beyond its teacher's positions; softmax attention ends there, and the bands beyond are not
-    defined. Writes `items.jsonl`: of each stretch the summed loss in nats and the number of tokens of each band.
+    A token's position is the number of tokens of its document (or of the stretch of it) that the model has
+    read before it; what the model reads before the first is the tokenizer's document separator. One pass a
+    stretch, in pieces, its state carried. `n` counts documents, and errors are over documents. A model of
+    constant memory goes on beyond its teacher's positions; softmax attention ends there, and the bands beyond
+    are not defined. Writes `items.jsonl`: of each stretch the summed loss in nats and the number of tokens of
+    each band.
 
     Raises UserError, before it reads anything, for a document shorter than the positions that are asked for.
     """

@@ -25,13 +25,18 @@ class Options(Strict):
 
 @torch.inference_mode()
 def measure(model: PreTrainedModel, data: Path, options: Options, job: Job) -> Iterator[Reading]:
-    """`accuracy`; `floor`, that of the most frequent class; and `tied`, how often the answer was drawn among several likeliest classes; as shares.
+    """`accuracy`; `floor`, that of the most frequent class; and `tied`, how often the answer was drawn among
+    several likeliest classes; as shares.
 
-    Writes `items.jsonl`, the label and the answer of each picture. Raises UserError for a model of other classes.
+    Writes `items.jsonl`, the label and the answer of each picture. Raises UserError for a model of other
+    classes.
     """
     pictures = Labelled(data, "heldout", model.config.pixels)
     if model.config.num_labels != pictures.classes:
-        raise UserError(f"{job.name}: the model tells {model.config.num_labels} classes apart; the pictures have {pictures.classes}")
+        raise UserError(
+            f"{job.name}: the model tells {model.config.num_labels} classes apart; the pictures have"
+            f" {pictures.classes}"
+        )
     of, n = job.settings["data"], len(pictures)
     batches = [range(at, min(at + options.batch_size, n)) for at in range(0, n, options.batch_size)]
     found = []
@@ -42,9 +47,15 @@ def measure(model: PreTrainedModel, data: Path, options: Options, job: Job) -> I
     answers, tied = torch.cat(found, 1).numpy()
     right = answers == pictures.labels
     job.items(
-        {"item": i, "label": int(pictures.labels[i]), "answer": int(answers[i]), "outcome": float(right[i]), "tied": bool(tied[i])}
+        {
+            "item": i,
+            "label": int(pictures.labels[i]),
+            "answer": int(answers[i]),
+            "outcome": float(right[i]),
+            "tied": bool(tied[i]),
+        }
         for i in range(n)
-    )  # fmt: skip
+    )
     yield Reading("accuracy", of, {}, float(right.mean()), float(right.std() / n**0.5), n)
     yield Reading("tied", of, {}, float(tied.mean()), float(tied.std() / n**0.5), n)
     yield Reading("floor", of, {}, float(np.bincount(pictures.labels).max() / n), 0.0, n)

@@ -1,4 +1,5 @@
-"""ROUGE of what a model writes behind held-out prompts, beside the right answers: as rouge-score computes it, with its stemmer."""
+"""ROUGE of what a model writes behind held-out prompts, beside the right answers: as rouge-score computes it,
+with its stemmer."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +23,8 @@ ROUGE = ("rouge1", "rouge2", "rougeL")
 
 
 class Options(Strict):
-    """Answer the first `items` of the held-out prompts, null: all; greedily, with at most `new_tokens`, up to the tokenizer's end of text."""
+    """Answer the first `items` of the held-out prompts, null: all; greedily, with at most `new_tokens`, up to
+    the tokenizer's end of text."""
 
     items: dict[Literal["prompts"], Annotated[int, Field(ge=2)] | None]
     batch_size: Positive
@@ -30,11 +32,12 @@ class Options(Strict):
 
 
 def measure(model: PreTrainedModel, data: Path, options: Options, job: Job) -> Iterator[Reading]:
-    """`rouge1`, `rouge2` and `rougeL`, the mean F1 of unigrams, bigrams and of the longest common subsequence, and `ended`, the share of answers that
-    come to an end by themselves; and `tied`, the share in which a token was drawn among equals: of the data's name.
+    """`rouge1`, `rouge2` and `rougeL`, the mean F1 of unigrams, bigrams and of the longest common
+    subsequence, and `ended`, the share of answers that come to an end by themselves; and `tied`, the share in
+    which a token was drawn among equals: of the data's name.
 
-    Writes `items.jsonl`, a line a prompt. Raises UserError before any work for data without prompts, for more prompts than there are, and for one
-    beyond the model's positions.
+    Writes `items.jsonl`, a line a prompt. Raises UserError before any work for data without prompts, for more
+    prompts than there are, and for one beyond the model's positions.
     """
     from rouge_score.rouge_scorer import RougeScorer  # with nltk, which takes seconds to import
 
@@ -44,17 +47,37 @@ def measure(model: PreTrainedModel, data: Path, options: Options, job: Job) -> I
     asked = asked[:wanted]
     limit, most = limit_of(model), max(len(one.prompt) for one in asked) + options.new_tokens
     if limit.tokens is not None and most > limit.tokens:
-        raise UserError(f"{job.name}: a prompt and its answer have {most} tokens; the model reads {limit.tokens}: {limit.why}. A prompt is never cut")
+        raise UserError(
+            f"{job.name}: a prompt and its answer have {most} tokens; the model reads {limit.tokens}:"
+            f" {limit.why}. A prompt is never cut"
+        )
     tokenizer = tokenizer_of(job.parents["model"])
     scorer, of, found = RougeScorer(list(ROUGE), use_stemmer=True), job.settings["data"], []
-    settings = {"batch_size": options.batch_size, "padding": tokenizer.eos_token_id, "max_new_tokens": options.new_tokens}
-    answers = write(model, [one.prompt for one in asked], job.name, **settings, eos_token_id=tokenizer.eos_token_id)
+    settings = {
+        "batch_size": options.batch_size,
+        "padding": tokenizer.eos_token_id,
+        "max_new_tokens": options.new_tokens,
+    }
+    answers = write(
+        model, [one.prompt for one in asked], job.name, **settings, eos_token_id=tokenizer.eos_token_id
+    )
     for number, (one, (tokens, drawn)) in enumerate(zip(asked, answers, strict=True)):
         ended = tokenizer.eos_token_id in tokens
-        text = tokenizer.decode(tokens[: tokens.index(tokenizer.eos_token_id)] if ended else tokens, skip_special_tokens=True).strip()
+        text = tokenizer.decode(
+            tokens[: tokens.index(tokenizer.eos_token_id)] if ended else tokens, skip_special_tokens=True
+        ).strip()
         scores = scorer.score(one.output, text)
-        found.append({"set": of, "item": number, "written": text, "right": one.output, "ended": ended, "drawn": drawn,
-                      **{name: scores[name].fmeasure for name in ROUGE}})  # fmt: skip
+        found.append(
+            {
+                "set": of,
+                "item": number,
+                "written": text,
+                "right": one.output,
+                "ended": ended,
+                "drawn": drawn,
+                **{name: scores[name].fmeasure for name in ROUGE},
+            }
+        )
     job.items(found)
     for name in ROUGE:
         yield Reading(name, of, {}, *mean_of(row[name] for row in found))

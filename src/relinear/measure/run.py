@@ -18,10 +18,11 @@ KEEP = "keep_softmax_layers"  # an option of the model beside its method's own
 
 
 def work(job: Job) -> dict[str, Any]:
-    """Measure the run's model; return the readings, and the facts about the run that tables print beside them.
+    """Measure the run's model; return the readings, and the facts about the run that tables print beside
+    them.
 
-    Raises ConfigError for options that the metric does not take, UserError for parts to switch off (`without`) that the run's method does not
-    have.
+    Raises ConfigError for options that the metric does not take, UserError for parts to switch off
+    (`without`) that the run's method does not have.
     """
     settings = job.settings
     without = settings.get("without", ())
@@ -35,13 +36,19 @@ def work(job: Job) -> dict[str, Any]:
         switch_off(model, *without)
     readings = list(metric.measure(model, data_folder(job), options, job))
     found = {reading.metric: reading.value for reading in readings if not reading.at}
-    # A trained model that is no better than guessing words by their frequency is measured all the same, and marked as collapsed.
-    collapsed = {"collapsed": found["perplexity"] >= found["chance_perplexity"]} if "chance_perplexity" in found and not without else {}
+    # A trained model that is no better than guessing words by their frequency is measured all the same, and
+    # marked as collapsed.
+    collapsed = (
+        {"collapsed": found["perplexity"] >= found["chance_perplexity"]}
+        if "chance_perplexity" in found and not without
+        else {}
+    )
     return {"facts": facts(job) | collapsed, "readings": plain(readings)}
 
 
 def data_folder(job: Job) -> Path | None:
-    """The folder of the metric's data: a text's, an asset's, or `workflow/` for hand-written items; None for a metric without data."""
+    """The folder of the metric's data: a text's, an asset's, or `workflow/` for hand-written items; None for
+    a metric without data."""
     if job.settings["data"] is None:
         return None
     if "data" in job.parents:
@@ -60,5 +67,8 @@ def facts(job: Job) -> dict[str, Any]:
         record = json.loads((folder / "run.json").read_text())
         tokens[record["stage"]] = tokens.get(record["stage"], 0) + record["tokens"]
     return {
-        "method": job.settings["method"], "variant": job.settings["variant"], "trainable_params": trained_parameters(steps), "tokens": tokens,
-    }  # fmt: skip
+        "method": job.settings["method"],
+        "variant": job.settings["variant"],
+        "trainable_params": trained_parameters(steps),
+        "tokens": tokens,
+    }

@@ -1,4 +1,5 @@
-"""A model's answers to a few questions, each a turn of a chat: texts to read, such as the one in Lizard's Appendix F."""
+"""A model's answers to a few questions, each a turn of a chat: texts to read, such as the one in Lizard's
+Appendix F."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -22,7 +23,9 @@ NEEDS = ("next_token",)
 OF = "answers"
 GRAM = 4  # tokens whose second coming counts as a repetition
 DECLINES = re.compile(
-    r"\b(sorry|apologi[sz]e|cannot|can[’']t|(do|does) not have|(don|doesn)[’']t have|unable to|not (sure|able|familiar)|as an AI)\b", re.IGNORECASE
+    r"\b(sorry|apologi[sz]e|cannot|can[’']t|(do|does) not have|(don|doesn)[’']t have|unable to|not"
+    r" (sure|able|familiar)|as an AI)\b",
+    re.IGNORECASE,
 )
 
 
@@ -34,10 +37,12 @@ class Options(Strict):
 
 
 def measure(model: PreTrainedModel, data: Path | None, options: Options, job: Job) -> Iterator[Reading]:
-    """Of "answers": `ended`, the share that come to an end by themselves; `repeated`, the mean share of an answer's runs of `GRAM` tokens that it had
-    before; `declined`, the share that say in words that they do not know or cannot, which is a word list's guess.
+    """Of "answers": `ended`, the share that come to an end by themselves; `repeated`, the mean share of an
+    answer's runs of `GRAM` tokens that it had before; `declined`, the share that say in words that they do
+    not know or cannot, which is a word list's guess.
 
-    A question stands in the tokenizer's chat template, where it has none in the wording of Alpaca. Writes `items.jsonl`, a line a question.
+    A question stands in the tokenizer's chat template, where it has none in the wording of Alpaca. Writes
+    `items.jsonl`, a line a question.
     """
     tokenizer = tokenizer_of(job.parents["model"])
     rows = []
@@ -46,8 +51,16 @@ def measure(model: PreTrainedModel, data: Path | None, options: Options, job: Jo
         [answered] = ask(model, torch.tensor([prompt]), [[[tokenizer.eos_token_id]]], options.new_tokens)
         tokens, ended = until(answered.greedy, tokenizer.eos_token_id)
         text = tokenizer.decode(tokens, skip_special_tokens=True).strip()
-        rows.append({"question": question, "written": text, "tokens": len(tokens), "ended": ended, "repeated": repeated(tokens),
-                     "declined": DECLINES.search(text) is not None})  # fmt: skip
+        rows.append(
+            {
+                "question": question,
+                "written": text,
+                "tokens": len(tokens),
+                "ended": ended,
+                "repeated": repeated(tokens),
+                "declined": DECLINES.search(text) is not None,
+            }
+        )
     job.items(rows)
     yield Reading("ended", OF, {}, *share_of(row["ended"] for row in rows))
     yield Reading("repeated", OF, {}, *mean_of(row["repeated"] for row in rows))
@@ -57,7 +70,9 @@ def measure(model: PreTrainedModel, data: Path | None, options: Options, job: Jo
 def worded(tokenizer: PreTrainedTokenizerBase, question: str) -> list[int]:
     """The prompt's tokens, up to where the answer begins."""
     if tokenizer.chat_template is None:
-        return begun(tokenizer, tokenizer(PROMPT.format(instruction=question), add_special_tokens=False)["input_ids"])
+        return begun(
+            tokenizer, tokenizer(PROMPT.format(instruction=question), add_special_tokens=False)["input_ids"]
+        )
     text = chat_of(tokenizer, question)
     return tokenizer(text, add_special_tokens=False)["input_ids"]  # the template has what a text begins with
 

@@ -20,9 +20,14 @@ YIELDS = ("bytes", "mebibytes", "positions")
 CACHED, LINEAR = 2, 4  # bytes of a number: of keys and values, of a linear state
 MIB = 2**20
 LLAMA_3_8B = LlamaConfig(
-    vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32, num_key_value_heads=8,
+    vocab_size=128256,
+    hidden_size=4096,
+    intermediate_size=14336,
+    num_hidden_layers=32,
+    num_attention_heads=32,
+    num_key_value_heads=8,
     max_position_embeddings=8192,
-)  # fmt: skip
+)
 
 
 class Options(Strict):
@@ -32,33 +37,44 @@ class Options(Strict):
 
 
 def measure(model: PreTrainedModel, data: Path | None, options: Options, job: Job) -> Iterator[Reading]:
-    """`bytes`, the same as `mebibytes`, and `positions`, the keys that a layer holds on average, of "model" and of "llama-3-8b": the state of
-    one sequence in all layers.
+    """`bytes`, the same as `mebibytes`, and `positions`, the keys that a layer holds on average, of "model"
+    and of "llama-3-8b": the state of one sequence in all layers.
 
-    Counted as deployed, 2 bytes a number of keys and values and 4 a number of a linear state, whatever they are computed in; masks and
-    counters are left out. A state has its size from the first token on, but where layers are softmax, which is of `length` tokens. "llama-3-8b"
-    is the same method with the same options at that model's shape. Raises UserError for an encoder, which keeps nothing.
+    Counted as deployed, 2 bytes a number of keys and values and 4 a number of a linear state, whatever they
+    are computed in; masks and counters are left out. A state has its size from the first token on, but where
+    layers are softmax, which is of `length` tokens. "llama-3-8b" is the same method with the same options at
+    that model's shape. Raises UserError for an encoder, which keeps nothing.
     """
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     if not (base.layout if isinstance(base, Linearized) else LAYOUTS[type(base)]).swapped.causal:
-        raise UserError(f"{job.name}: an encoder keeps no state from one token to the next; possible: runs of causal models")
+        raise UserError(
+            f"{job.name}: an encoder keeps no state from one token to the next; possible: runs of causal"
+            " models"
+        )
     method, given = job.settings["method"], job.settings["options"]
     with torch.device("meta"):
         shapes = {
-            "model": base if isinstance(base, Linearized) else linearize(type(base)(base.config), method, **given),
+            "model": (
+                base if isinstance(base, Linearized) else linearize(type(base)(base.config), method, **given)
+            ),
             "llama-3-8b": linearize(LlamaForCausalLM(LLAMA_3_8B), method, **given),
         }
     for of, shape in shapes.items():
         layers = [layer.method for layer in shape.attention_layers()]
         size = sum(state_bytes(layer, options.length) for layer in layers)
-        held = sum(cached_numbers(layer, options.length) / (2 * layer.heads.groups * layer.heads.dim) for layer in layers)
+        held = sum(
+            cached_numbers(layer, options.length) / (2 * layer.heads.groups * layer.heads.dim)
+            for layer in layers
+        )
         for name, value in (("bytes", size), ("mebibytes", size / MIB), ("positions", held / len(layers))):
             yield Reading(name, of, {}, value, None, 1)
 
 
 def state_bytes(method: Attention, length: int) -> int:
     """Bytes of one sequence's state in one layer, as deployed, after `length` tokens."""
-    return CACHED * cached_numbers(method, length) + LINEAR * sum(x.numel() for x, linear in _numbers(_state(method)) if linear)
+    return CACHED * cached_numbers(method, length) + LINEAR * sum(
+        x.numel() for x, linear in _numbers(_state(method)) if linear
+    )
 
 
 def cached_numbers(method: Attention, length: int) -> int:

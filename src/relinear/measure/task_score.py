@@ -1,4 +1,5 @@
-"""How well a classifier, or a regression, does on the test texts of its task, by the scores that the data name."""
+"""How well a classifier, or a regression, does on the test texts of its task, by the scores that the data
+name."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -44,20 +45,28 @@ SCORES: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {
 
 @torch.inference_mode()
 def measure(model: PreTrainedModel, data: Path, options: Options, job: Job) -> Iterator[Reading]:
-    """Each score of the data's, as a share; the first also as `score`, and as `floor` that of the best answer that is the same to every text.
+    """Each score of the data's, as a share; the first also as `score`, and as `floor` that of the best answer
+    that is the same to every text.
 
-    Writes `items.jsonl`, the label and the answer of each text. Raises UserError for a run without a head of these classes.
+    Writes `items.jsonl`, the label and the answer of each text. Raises UserError for a run without a head of
+    these classes.
     """
     text = Labelled(data, "heldout", options.seq_len)
     head = last_head([folder for link in job.links for folder in link.steps])
     outputs = max(text.classes, 1)
     if head is None or head.out.out_features != outputs:
         got = "none" if head is None else f"one of {head.out.out_features} outputs"
-        raise UserError(f"{job.name}: the task needs a head of {outputs} outputs; got {got}. Possible: runs with a classify step on the same data")
+        raise UserError(
+            f"{job.name}: the task needs a head of {outputs} outputs; got {got}. Possible: runs with a"
+            " classify step on the same data"
+        )
     classifier = Classifier(model, head.to(model.device)).eval()
     found, whole = [], text.seq_len if head.pool == "pair" else None  # each text of a pair has half of it
     for at in range(0, len(text), options.batch_size):
-        tokens, mask, types = (x.to(model.device) for x in text.batch(range(at, min(at + options.batch_size, len(text))), width=whole))
+        tokens, mask, types = (
+            x.to(model.device)
+            for x in text.batch(range(at, min(at + options.batch_size, len(text))), width=whole)
+        )
         found.append(classifier(tokens, mask, types).float().cpu())
     logits, labels = torch.cat(found), text.labels
     answers = (logits.argmax(-1) if text.classes else logits.squeeze(-1)).numpy()
@@ -65,12 +74,20 @@ def measure(model: PreTrainedModel, data: Path, options: Options, job: Job) -> I
     taken = {"score": text.scores[0], **{score: score for score in text.scores}}
     moved = {name: pulls(score, labels, answers) for name, score in taken.items()}
     job.items(
-        {"item": i, "label": float(labels[i]), "answer": float(answers[i]), "outcome": float(right[i]), "pulls": {s: moved[s][i] for s in moved}}
+        {
+            "item": i,
+            "label": float(labels[i]),
+            "answer": float(answers[i]),
+            "outcome": float(right[i]),
+            "pulls": {s: moved[s][i] for s in moved},
+        }
         for i in range(len(labels))
     )
     of, n = job.settings["data"], len(labels)
     for name, score in taken.items():
-        yield Reading(name, of, {}, SCORES[score](labels, answers), float(np.sqrt((moved[name] ** 2).sum())), n)
+        yield Reading(
+            name, of, {}, SCORES[score](labels, answers), float(np.sqrt((moved[name] ** 2).sum())), n
+        )
     yield Reading("floor", of, {}, floor(text.scores[0], labels, text.classes), 0.0, n)
 
 
@@ -80,7 +97,8 @@ def floor(score: str, labels: np.ndarray, classes: int) -> float:
 
 
 def pulls(score: str, labels: np.ndarray, answers: np.ndarray) -> np.ndarray:
-    """How far each text moves a score, by leaving it out (the jackknife): the sum of their squares is that of the score's standard error."""
+    """How far each text moves a score, by leaving it out (the jackknife): the sum of their squares is that of
+    the score's standard error."""
     n, known = len(labels), {}
     without = np.empty(n)
     for i, which in enumerate(zip(labels.tolist(), answers.tolist(), strict=True)):

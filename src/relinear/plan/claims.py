@@ -1,4 +1,5 @@
-"""The parts that every spec of a table or figure has: its label, its claims, the sources of published numbers and their misprints."""
+"""The parts that every spec of a table or figure has: its label, its claims, the sources of published numbers
+and their misprints."""
 
 import math
 import re
@@ -13,7 +14,9 @@ from relinear.plan.strict import Strict
 Scalar = int | float | str
 Read = tuple[str, str]  # a run and a measure
 OURS = "our question"  # the `source` of a claim that no paper makes
-GATE = "gate"  # the measure that says whether a run's parallel and recurrent forms agree; claims on one that fails are not judged
+# the measure that says whether a run's parallel and recurrent forms agree; claims on one that fails are not
+# judged
+GATE = "gate"
 
 
 class Misprint(Strict):
@@ -35,7 +38,8 @@ class InUnit(Strict):
 
 
 class Point(Strict):
-    """The place of a number in a table or figure: a row (in a figure a run, series or panel), a column, and the metric's own axes.
+    """The place of a number in a table or figure: a row (in a figure a run, series or panel), a column, and
+    the metric's own axes.
 
     `at` {"batch": "largest"} is the largest batch at which the claim's right side was measured.
     """
@@ -53,8 +57,8 @@ class Point(Strict):
 class Required(Point):
     """A precondition: the claim is judged only if this number is within its bounds, in the column's unit.
 
-    Example: if the teacher itself is at chance, its students cannot be compared. Give `least`, `most` or both, or `above`,
-    a floor that the number must exceed by three standard errors.
+    Example: if the teacher itself is at chance, its students cannot be compared. Give `least`, `most` or
+    both, or `above`, a floor that the number must exceed by three standard errors.
     """
 
     least: float = -math.inf
@@ -63,36 +67,56 @@ class Required(Point):
 
     @model_validator(mode="after")
     def _some_number_keeps_them(self) -> Self:
-        if not self.model_fields_set & {"least", "most", "above"} or self.least > self.most or self.above >= self.most:
+        if (
+            not self.model_fields_set & {"least", "most", "above"}
+            or self.least > self.most
+            or self.above >= self.most
+        ):
             got = ", ".join(f"{name} {getattr(self, name):g}" for name in ("least", "most", "above"))
-            raise ValueError(f"give `least`, `most`, `above`, or some of them that a number can keep together; got {got}")
+            raise ValueError(
+                f"give `least`, `most`, `above`, or some of them that a number can keep together; got {got}"
+            )
         return self
 
 
-RowOrPoint = Annotated[Point, BeforeValidator(lambda given: {"row": given} if isinstance(given, str) else given)]
+RowOrPoint = Annotated[
+    Point, BeforeValidator(lambda given: {"row": given} if isinstance(given, str) else given)
+]
 
 
-# Columns of time and of memory beside the states. A program's growth can be measured on any card. A comparison with another program, or with the
-# memory of a card, depends on kernels and card; it is judged only if both are the paper's.
-COSTS = ("ms", "ms_per_token", "decode_tokens_per_second", "prefill_tokens_per_second", "tokens_per_second", "peak_gib", "gib")
+# Columns of time and of memory beside the states. A program's growth can be measured on any card. A
+# comparison with another program, or with the memory of a card, depends on kernels and card; it is judged
+# only if both are the paper's.
+COSTS = (
+    "ms",
+    "ms_per_token",
+    "decode_tokens_per_second",
+    "prefill_tokens_per_second",
+    "tokens_per_second",
+    "peak_gib",
+    "gib",
+)
 
 
 class Claim(Strict):
-    """A claim that a paper makes, or a question of ours, as a comparison of two numbers or of a number with a bound.
+    """A claim that a paper makes, or a question of ours, as a comparison of two numbers or of a number with a
+    bound.
 
-    It reads `left op right + margin` (a negative margin: "no more than that much worse"), `left / right op ratio`, or,
-    without `right`, `left op ratio`. `column` is the column of every side that names none.
+    It reads `left op right + margin` (a negative margin: "no more than that much worse"), `left / right op
+    ratio`, or, without `right`, `left op ratio`. `column` is the column of every side that names none.
 
-    The claim is not tested if even `ceiling` is less than `margin` better than `right`, or if no side is better than `floor`
-    (chance: in the column's unit, or a point that measures it; a table knows the chance of tasks with choices). `dose`: row
-    -> training tokens of all steps in the paper; if ours had fewer, there is no verdict. `recipe`: what else in our training
-    differs from the paper's; then there is no verdict either. `one_of`: of which recipes the paper takes the best, if ours is
-    one of them and more is better; a verdict on the left side then stands only if a better recipe could not turn it. `either`: rows by another
-    form of the method that the paper states, too ({hedgehog: hedgehog_exp}); the claim is contradicted only if both forms
-    contradict it, and reproduced if one of them does. `requires`: preconditions. `untrained`: a row on which nothing
-    was trained; if the claim holds for that row in place of `left`, too, it is not reproduced. `proxy`: the number that the
-    paper prints, if ours is another number; the claim is then a question of ours. `margin_by`: `ours` for a margin that the
-    paper does not print. `published`: the paper's numbers, in its words.
+    The claim is not tested if even `ceiling` is less than `margin` better than `right`, or if no side is
+    better than `floor` (chance: in the column's unit, or a point that measures it; a table knows the chance
+    of tasks with choices). `dose`: row -> training tokens of all steps in the paper; if ours had fewer, there
+    is no verdict. `recipe`: what else in our training differs from the paper's; then there is no verdict
+    either. `one_of`: of which recipes the paper takes the best, if ours is one of them and more is better; a
+    verdict on the left side then stands only if a better recipe could not turn it. `either`: rows by another
+    form of the method that the paper states, too ({hedgehog: hedgehog_exp}); the claim is contradicted only
+    if both forms contradict it, and reproduced if one of them does. `requires`: preconditions. `untrained`: a
+    row on which nothing was trained; if the claim holds for that row in place of `left`, too, it is not
+    reproduced. `proxy`: the number that the paper prints, if ours is another number; the claim is then a
+    question of ours. `margin_by`: `ours` for a margin that the paper does not print. `published`: the paper's
+    numbers, in its words.
     """
 
     claim: str
@@ -124,18 +148,28 @@ class Claim(Strict):
             raise ValueError("a claim without a right side needs the bound as `ratio`")
         if self.one_of and self.right is not None and self.right.row != self.left.row:
             raise ValueError(
-                f"claim {self.claim!r}: `one_of` is of the left row's recipes, and the right side has recipes of its own; "
-                f"possible: `recipe`, or a right side of {self.left.row!r}"
+                f"claim {self.claim!r}: `one_of` is of the left row's recipes, and the right side has recipes"
+                f" of its own; possible: `recipe`, or a right side of {self.left.row!r}"
             )
         if others := sorted(set(self.either) - {point.row for point in self.points}):
-            raise ValueError(f"claim {self.claim!r}: `either` names {', '.join(others)}, which the claim does not compare")
-        if self.proxy and self.source == OURS:
-            raise ValueError(f"claim {self.claim!r}: a proxy stands for a number that a paper prints, so its source is in the paper; got {OURS!r}")
-        printed = re.findall(r"\d+(?:\.\d+)?", f"{self.claim} {self.published or ''}")
-        if self.margin and not self.ours and not self.margin_by and abs(self.margin) not in map(float, printed):
             raise ValueError(
-                f"claim {self.claim!r}: the margin {self.margin:g} stands neither in the claim nor in what is published; say `margin_by: ours`, or "
-                f"give as `published` what the paper prints"
+                f"claim {self.claim!r}: `either` names {', '.join(others)}, which the claim does not compare"
+            )
+        if self.proxy and self.source == OURS:
+            raise ValueError(
+                f"claim {self.claim!r}: a proxy stands for a number that a paper prints, so its source is in"
+                f" the paper; got {OURS!r}"
+            )
+        printed = re.findall(r"\d+(?:\.\d+)?", f"{self.claim} {self.published or ''}")
+        if (
+            self.margin
+            and not self.ours
+            and not self.margin_by
+            and abs(self.margin) not in map(float, printed)
+        ):
+            raise ValueError(
+                f"claim {self.claim!r}: the margin {self.margin:g} stands neither in the claim nor in what is"
+                " published; say `margin_by: ours`, or give as `published` what the paper prints"
             )
         return self
 
@@ -162,7 +196,11 @@ class Claim(Strict):
         def other(point: Point | None) -> Point | None:
             return point and point.model_copy(update={"row": self.either.get(point.row, point.row)})
 
-        sides = {name: other(side) for name in ("left", "right", "ceiling", "floor") if isinstance(side := getattr(self, name), Point)}
+        sides = {
+            name: other(side)
+            for name in ("left", "right", "ceiling", "floor")
+            if isinstance(side := getattr(self, name), Point)
+        }
         dose = {self.either.get(row, row): tokens for row, tokens in self.dose.items()}
         return self.model_copy(update={**sides, "dose": dose, "either": {}})
 
@@ -186,9 +224,10 @@ class Address(NamedTuple):
 class Spec(Strict):
     """The fields of every spec.
 
-    `label` is the paper's own label; `says` is one line. `not_run`: what the committed results lack, and why, for the index
-    and the report. `recipe`: how the training of all rows differs from the paper's; no claim of a paper is then judged.
-    `forms`: row -> settings in which its form differs from its paper's (`forms` in paper.yaml); null asks for no value.
+    `label` is the paper's own label; `says` is one line. `not_run`: what the committed results lack, and why,
+    for the index and the report. `recipe`: how the training of all rows differs from the paper's; no claim of
+    a paper is then judged. `forms`: row -> settings in which its form differs from its paper's (`forms` in
+    paper.yaml); null asks for no value.
     """
 
     gated: ClassVar[bool] = False  # whether it reads the gate of each run
@@ -224,11 +263,17 @@ class Spec(Strict):
     def reads(self, scale: str | None = None) -> list[Read]:
         """The measurements that it draws: pairs of a run and a measure."""
         measures = lambda place: (place.measure, *[GATE] * self.gated)  # noqa: E731
-        return list(dict.fromkeys((place.run, measure) for place in self.addresses(scale) for measure in measures(place)))
+        return list(
+            dict.fromkeys(
+                (place.run, measure) for place in self.addresses(scale) for measure in measures(place)
+            )
+        )
 
     def named(self) -> list[tuple[str, str]]:
         """The readings that it names: pairs of a measure and the name that its metric gives a reading."""
-        return list(dict.fromkeys((place.measure, place.metric) for place in self.addresses() if place.metric))
+        return list(
+            dict.fromkeys((place.measure, place.metric) for place in self.addresses() if place.metric)
+        )
 
     def files(self) -> list[str]:
         """Files it draws beside the measurements."""
@@ -243,7 +288,8 @@ class Spec(Strict):
         return False
 
     def dosed(self) -> list[str] | None:
-        """The names that a claim may state a dose for, since their training tokens are known. None: no claim may state a dose."""
+        """The names that a claim may state a dose for, since their training tokens are known. None: no claim
+        may state a dose."""
         return self.names()
 
     def run_of(self, point: Point) -> str | None:
@@ -255,11 +301,15 @@ class Spec(Strict):
         return claim
 
     def check(self) -> None:
-        """Raises ValueError for names that do not exist or exist twice, and for a dose that nothing is compared with."""
+        """Raises ValueError for names that do not exist or exist twice, and for a dose that nothing is
+        compared with."""
         dosed = self.dosed()
         for claim in self.claims:
             if claim.dose and dosed is None:
-                raise ValueError(f"claim {claim.claim!r}: draw: {self.draw} compares no training tokens, so a claim has no `dose`; got {claim.dose}")
+                raise ValueError(
+                    f"claim {claim.claim!r}: draw: {self.draw} compares no training tokens, so a claim has no"
+                    f" `dose`; got {claim.dose}"
+                )
             for name in (*claim.dose, *(other.dose if (other := claim.by_other_form) else ())):
                 known("row", name, dosed or (), f"claim {claim.claim!r}, dose")
             untrained = [claim.left.model_copy(update={"row": claim.untrained})] if claim.untrained else []
@@ -270,12 +320,16 @@ class Spec(Strict):
                 known(self.called, point.row, self.names(), where)
                 self.check_place(point, where)
             grows = claim.right is not None and claim.right.row == claim.left.row
-            if claim.full(claim.left).column in COSTS and not (grows or claim.ours or claim.recipe or self.recipe):
+            if claim.full(claim.left).column in COSTS and not (
+                grows or claim.ours or claim.recipe or self.recipe
+            ):
                 raise ValueError(
-                    f"claim {claim.claim!r} compares what a program took with another program or with a card, which is of its kernels and its "
-                    f"card; say in `recipe` what ours were"
+                    f"claim {claim.claim!r} compares what a program took with another program or with a card,"
+                    " which is of its kernels and its card; say in `recipe` what ours were"
                 )
-        named = {point.row for claim in self.claims for point in claim.points} | {row for claim in self.claims for row in claim.either.values()}
+        named = {point.row for claim in self.claims for point in claim.points} | {
+            row for claim in self.claims for row in claim.either.values()
+        }
         for name in self.forms:
             known("row of a claim", name, sorted(named), "forms")
 
@@ -287,10 +341,14 @@ class Spec(Strict):
 def known(kind: str, name: Any, names: Iterable[Any], where: str = "") -> None:
     """Raises ValueError, naming the possible ones, for a name that is none of them."""
     if name not in (names := list(names)):
-        raise ValueError(f"{where and where + ': '}no {kind} {name!r}; have {', '.join(map(str, names)) or 'none'}")
+        raise ValueError(
+            f"{where and where + ': '}no {kind} {name!r}; have {', '.join(map(str, names)) or 'none'}"
+        )
 
 
 def once(kind: str, names: Iterable[str]) -> None:
     """Raises ValueError for a name that stands there twice."""
     if twice := [name for name, times in Counter(names).items() if times > 1]:
-        raise ValueError(f"{kind} {', '.join(map(repr, twice))} stands there twice; each needs a name of its own")
+        raise ValueError(
+            f"{kind} {', '.join(map(repr, twice))} stands there twice; each needs a name of its own"
+        )

@@ -1,11 +1,12 @@
-"""The hash of the code that made a result: it covers the sources that a stage can reach, so that editing one method reruns that method and nothing
-else.
+"""The hash of the code that made a result: it covers the sources that a stage can reach, so that editing one
+method reruns that method and nothing else.
 
-Comments, docstrings, the words of errors that are raised, a metric's `NEEDS` and `YIELDS` and `__version__` do not count;
-whatever else changes the syntax tree does. Sources are read, never imported.
+Comments, docstrings, the words of errors that are raised, a metric's `NEEDS` and `YIELDS` and `__version__`
+do not count; whatever else changes the syntax tree does. Sources are read, never imported.
 
-An operation of relinear_kernels counts by its definition and its chunked torch form, `<op>_reference`: tests hold every other form to
-them. Which code computes it on a GPU is another hash (`kernel_hashes`), which is recorded and reruns nothing.
+An operation of relinear_kernels counts by its definition and its chunked torch form, `<op>_reference`: tests
+hold every other form to them. Which code computes it on a GPU is another hash (`kernel_hashes`), which is
+recorded and reruns nothing.
 """
 
 import ast
@@ -19,35 +20,50 @@ from relinear.plan.sources import PACKAGES as PACKAGES
 from relinear.plan.sources import find
 
 METHODS = "relinear.attention."
-UNCOUNTED = ("NEEDS", "YIELDS", "__version__")  # constants of a metric that only the plan reads, to refuse what there cannot be; the package's
+# constants of a metric that only the plan reads, to refuse what there cannot be; the package's
+UNCOUNTED = ("NEEDS", "YIELDS", "__version__")
 KERNELS = "relinear_kernels"
 
 
 def _without_words(tree: ast.AST) -> ast.AST:
-    """The tree without docstrings, without the text of each error that is raised, and without the `UNCOUNTED` constants: no result depends on
-    these."""
-    tree.body = [node for node in tree.body if not (isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) in UNCOUNTED)]
+    """The tree without docstrings, without the text of each error that is raised, and without the `UNCOUNTED`
+    constants: no result depends on these."""
+    tree.body = [
+        node
+        for node in tree.body
+        if not (isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) in UNCOUNTED)
+    ]
     for node in ast.walk(tree):
         if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
             node.exc.args = [argument for argument in node.exc.args if not _is_text(argument)]
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             first = node.body[0] if node.body else None
-            if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
+            if (
+                isinstance(first, ast.Expr)
+                and isinstance(first.value, ast.Constant)
+                and isinstance(first.value.value, str)
+            ):
                 node.body = node.body[1:] or [ast.Pass()]  # as if it had never had a docstring
     return tree
 
 
 def _is_text(node: ast.expr) -> bool:
-    """Whether an expression is a string as it stands there: quoted, with {fields}, or several of these added up."""
+    """Whether an expression is a string as it stands there: quoted, with {fields}, or several of these added
+    up."""
     if isinstance(node, ast.BinOp):
         return isinstance(node.op, ast.Add) and (_is_text(node.left) or _is_text(node.right))
     return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str))
 
 
 def _written(node: object) -> str:
-    """A syntax tree as text, the same in every Python: later ones have more fields, which are empty in code that an earlier one reads."""
+    """A syntax tree as text, the same in every Python: later ones have more fields, which are empty in code
+    that an earlier one reads."""
     if isinstance(node, ast.AST):
-        fields = (f"{name}={_written(value)}" for name, value in ast.iter_fields(node) if value is not None and value != [])
+        fields = (
+            f"{name}={_written(value)}"
+            for name, value in ast.iter_fields(node)
+            if value is not None and value != []
+        )
         return f"{type(node).__name__}({', '.join(fields)})"
     return f"[{', '.join(map(_written, node))}]" if isinstance(node, list) else repr(node)
 
@@ -55,12 +71,17 @@ def _written(node: object) -> str:
 @functools.cache
 def _public(path: Path) -> dict[str, str]:
     """Public name of relinear_kernels -> its module there, from the table in the package's source."""
-    [table] = [n.value for n in ast.parse(path.read_text()).body if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "MODULES"]
+    [table] = [
+        n.value
+        for n in ast.parse(path.read_text()).body
+        if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "MODULES"
+    ]
     return ast.literal_eval(table)
 
 
 def home(module: str, name: str) -> str:
-    """The module that defines the name of `from module import name`. Names of relinear_kernels are fetched from its modules."""
+    """The module that defines the name of `from module import name`. Names of relinear_kernels are fetched
+    from its modules."""
     place = _public(find(KERNELS)).get(name) if module == KERNELS else None
     return f"{KERNELS}.{place}" if place else module
 
@@ -73,14 +94,19 @@ def definition(module: str) -> str:
 
 @functools.cache
 def _read(path: Path) -> tuple[str, frozenset[str]]:
-    """Hash of a file's syntax tree, and the modules of ours it imports: for annotations and within functions too."""
+    """Hash of a file's syntax tree, and the modules of ours it imports: for annotations and within functions
+    too."""
     tree = ast.parse(path.read_text(), str(path))
     names: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names |= {a.name for a in node.names}
-            if any(f"{a.name}.".startswith(f"{KERNELS}.") and not (a.asname and "." in a.name) for a in node.names):
-                names |= {home(KERNELS, name) for name in _public(find(KERNELS))}  # the package itself, so any of its operations may be called
+            if any(
+                f"{a.name}.".startswith(f"{KERNELS}.") and not (a.asname and "." in a.name)
+                for a in node.names
+            ):
+                # the package itself, so any of its operations may be called
+                names |= {home(KERNELS, name) for name in _public(find(KERNELS))}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             for a in node.names:
                 names |= {home(node.module, a.name), f"{node.module}.{a.name}"}
@@ -89,7 +115,8 @@ def _read(path: Path) -> tuple[str, frozenset[str]]:
 
 
 def _reached(modules: Iterable[str], meet: Callable[[str], str]) -> dict[str, Path]:
-    """The modules and everything of ours they import, however far, with `meet(module)` in the place of each."""
+    """The modules and everything of ours they import, however far, with `meet(module)` in the place of
+    each."""
     found: dict[str, Path] = {}
     waiting = list(modules)
     while waiting:
@@ -111,7 +138,8 @@ def _hash(found: dict[str, Path]) -> str:
 
 
 def closure(modules: list[str]) -> dict[str, Path]:
-    """The modules and everything of ours they import, however far, operations by their definitions. ValueError where one does not exist.
+    """The modules and everything of ours they import, however far, operations by their definitions.
+    ValueError where one does not exist.
 
     Methods are reached only by being named: stages load them by name.
     """
@@ -124,10 +152,14 @@ def code_hash(modules: list[str]) -> str:
 
 
 def kernel_hashes(modules: list[str]) -> dict[str, str]:
-    """Operation -> one hash over the module that dispatches it and all it imports, of every operation that `closure(modules)` calls.
+    """Operation -> one hash over the module that dispatches it and all it imports, of every operation that
+    `closure(modules)` calls.
 
     This is the code that computes it on a GPU: its Triton kernels and all they share, beside its definition.
     """
-    imported = {*modules, *itertools.chain.from_iterable(_read(path)[1] for path in closure(modules).values())}
+    imported = {
+        *modules,
+        *itertools.chain.from_iterable(_read(path)[1] for path in closure(modules).values()),
+    }
     ops = sorted(m for m in imported if definition(m) != m)
     return {op.rpartition(".")[2]: _hash(_reached([op], str)) for op in ops}

@@ -14,19 +14,24 @@ class Model(Strict):
     """A pretrained model, or one that begins with random weights."""
 
     family: str  # families/<family>.py opens or makes it
-    layout: str | None = None  # the family whose classes it has, where that is another: tiny makes a Llama, which is decoder's
-    assets: tuple[str, ...] = ()  # names in assets.yaml: the asset that holds it, or the parts of its file in order
+    # the family whose classes it has, where that is another: tiny makes a Llama, which is decoder's
+    layout: str | None = None
+    # names in assets.yaml: the asset that holds it, or the parts of its file in order
+    assets: tuple[str, ...] = ()
     init: Literal["pretrained", "random"] = "pretrained"
     options: dict[str, Any] = {}  # the sizes of a random model, which its family names
     positions: Positive  # its longest sequence; the model stage compares it, and what follows, with the model
-    data: str | None = None  # the one data set whose vocabulary it has; it reads that data set in the place of every text
+    # the one data set whose vocabulary it has; it reads that data set in the place of every text
+    data: str | None = None
     causal: bool = True  # a token sees those before it only; false: an encoder
     dtype: Literal[DTYPES] = "bfloat16"  # of its weights as they are saved, and read by everything else
-    unique: dict[str, Positive] = {}  # source -> the tokens of its vocabulary that the source holds to train on, where they were counted
+    # source -> the tokens of its vocabulary that the source holds to train on, where they were counted
+    unique: dict[str, Positive] = {}
 
 
 class Data(Strict):
-    """Something to train on or to measure with: a stage makes it from `options`; `items` are read where they lie."""
+    """Something to train on or to measure with: a stage makes it from `options`; `items` are read where they
+    lie."""
 
     make: str
     options: dict[str, Any] = {}
@@ -37,20 +42,27 @@ class Measure(Strict):
 
     metric: str  # measure/<metric>.py
     data: str | None = None  # a name of data.yaml
-    before: str | None = None  # measure the run as it is before this step; as it ends where it has no such step
-    without: Annotated[tuple[str, ...], BeforeValidator(lambda v: (v,) if isinstance(v, str) else v)] = ()  # parts of the method to switch off
+    # measure the run as it is before this step; as it ends where it has no such step
+    before: str | None = None
+    # parts of the method to switch off
+    without: Annotated[tuple[str, ...], BeforeValidator(lambda v: (v,) if isinstance(v, str) else v)] = ()
     options: dict[str, Any] = {}
 
 
 class Run(Strict):
-    """A chain of training steps on a named model. An entry with `over` is a sweep: one run for each combination of its values."""
+    """A chain of training steps on a named model. An entry with `over` is a sweep: one run for each
+    combination of its values."""
 
     model: str  # a name in models.yaml; the scale names the model that stands in for it
-    after: str | None = None  # "<run>": begin where that run ended; "<run>/<step>": begin with that step's result
-    method: str = "softmax"  # attention/<method>.py; softmax: the model's attention as it is. Left out after another run: that run's
+    # "<run>": begin where that run ended; "<run>/<step>": begin with that step's result
+    after: str | None = None
+    # attention/<method>.py; softmax: the model's attention as it is. Left out after another run: that run's
+    method: str = "softmax"
     options: dict[str, Any] = {}  # the method's, and keep_softmax_layers
-    steps: tuple[dict[str, dict[str, Any]], ...] = ()  # a step once, in order: [{distill: {...}}, {finetune: {...}}]
-    over: dict[str, tuple[Any, ...]] = {}  # field -> values; {field} stands for one of them in the name and in any setting
+    # a step once, in order: [{distill: {...}}, {finetune: {...}}]
+    steps: tuple[dict[str, dict[str, Any]], ...] = ()
+    # field -> values; {field} stands for one of them in the name and in any setting
+    over: dict[str, tuple[Any, ...]] = {}
     shown: tuple[str, ...] = ()  # tables, as <paper>/<table>, that show the run after their own rows
 
     @property
@@ -65,18 +77,26 @@ class Run(Strict):
 
     def of(self, model: Model) -> "Run":
         """The run as it begins with a model: a pretrained one has the steps `if_random` behind it."""
-        left = self.steps if model.init == "random" else tuple(s for s in self.steps if not any(given.get("if_random") for given in s.values()))
+        left = (
+            self.steps
+            if model.init == "random"
+            else tuple(s for s in self.steps if not any(given.get("if_random") for given in s.values()))
+        )
         return self.model_copy(update={"steps": left})
 
     @property
     def variant(self) -> str:
         """The options in words, for tables: `code, window=64`."""
         rest = [f"{k}={v}" for k, v in self.options.items() if k != "variant"]
-        return ", ".join([*([str(self.options["variant"])] if "variant" in self.options else []), *rest]) or "default"
+        return (
+            ", ".join([*([str(self.options["variant"])] if "variant" in self.options else []), *rest])
+            or "default"
+        )
 
 
 class StandIns(Strict):
-    """Models and data that a scale takes for the papers' own: name of models.yaml or data.yaml -> another name there."""
+    """Models and data that a scale takes for the papers' own: name of models.yaml or data.yaml -> another
+    name there."""
 
     models: dict[str, str] = {}
     data: dict[str, str] = {}
@@ -96,12 +116,15 @@ class Hardware(Strict):
     dtype: Literal[PRECISIONS]
     checkpoint_seconds: Annotated[float, Field(ge=0)]
     gpus: Positive = 1  # the GPUs of each stage that can be spread over several
-    engine: Literal["auto", "ddp", "fsdp"] = "auto"  # with several GPUs: replicas or shards of the model; auto: shards where no replica fits
-    compile: Literal["auto", "on", "off"] = "auto"  # torch.compile of the blocks of a model that is trained; auto: on a GPU
+    # with several GPUs: replicas or shards of the model; auto: shards where no replica fits
+    engine: Literal["auto", "ddp", "fsdp"] = "auto"
+    # torch.compile of the blocks of a model that is trained; auto: on a GPU
+    compile: Literal["auto", "on", "off"] = "auto"
 
 
 class Jobs(Strict):
-    """The memory and the minutes that a cluster reserves for a stage, and ends it for exceeding; one machine enforces nothing."""
+    """The memory and the minutes that a cluster reserves for a stage, and ends it for exceeding; one machine
+    enforces nothing."""
 
     memory_mb: Positive  # the host's memory
     minutes: dict[str, Positive]  # by stage, at budget 1; `default` is for every stage that is not named
@@ -119,14 +142,16 @@ class Scale(Strict):
     stand_ins: StandIns = StandIns()
     text: TextBudget
     train: dict[str, dict[str, Any]]  # a training stage -> its budget, which that stage checks
-    measures: dict[str, dict[str, Any]]  # a metric -> options that its measures have here, unless they give others
+    # a metric -> options that its measures have here, unless they give others
+    measures: dict[str, dict[str, Any]]
     without: tuple[str, ...] = ()  # measures that are left out; tables say `not run`
     hardware: Hardware
     jobs: Jobs
 
 
 def whole_tokens(scale: Scale) -> int:
-    """The longest training sequence: amounts of text are multiples of it, so that a budget trains on exactly the tokens it names."""
+    """The longest training sequence: amounts of text are multiples of it, so that a budget trains on exactly
+    the tokens it names."""
     return max((budget["seq_len"] for budget in scale.train.values()), default=1)
 
 

@@ -1,4 +1,5 @@
-"""Figures as specs: curves along a sweep, attention maps, grids of two axes, and those that a file beside their spec draws."""
+"""Figures as specs: curves along a sweep, attention maps, grids of two axes, and those that a file beside
+their spec draws."""
 
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, get_args
@@ -9,7 +10,9 @@ from relinear.plan.claims import Address, InUnit, Point, Scalar, Spec, known, on
 from relinear.plan.strict import Strict
 
 Sweep = Literal["batch", "length", "input"]
-Cost = Literal["decode_tokens_per_second", "prefill_tokens_per_second", "ms_per_token", "peak_gib", "cache_gib", "batch"]
+Cost = Literal[
+    "decode_tokens_per_second", "prefill_tokens_per_second", "ms_per_token", "peak_gib", "cache_gib", "batch"
+]
 LARGEST = "largest"
 TRAINED = "training_tokens"  # an axis: all tokens that a run was trained on, as its measurement says
 
@@ -41,11 +44,12 @@ class Series(Strict):
 class Panel(InUnit):
     """One pair of axes: a cost `y` along a sweep `x`, or a metric along the axis `x` of its readings.
 
-    `at`: the place of the readings on their other axes. `series`: the series that are shown; all if none are named.
-    Neighbours that show the same series share a legend. `column`: the panel's name, if two panels share a metric; panels of
-    one name show the same readings, of other series. `published`: title -> x -> y as a paper prints them, or several y for
-    as many models. `marks`: title -> x of a vertical line; `levels`: title -> y of a horizontal line. A band on the x axis,
-    such as "64-128", is drawn in its middle, on a logarithmic axis. `limits`: the ends of the y axis.
+    `at`: the place of the readings on their other axes. `series`: the series that are shown; all if none are
+    named. Neighbours that show the same series share a legend. `column`: the panel's name, if two panels
+    share a metric; panels of one name show the same readings, of other series. `published`: title -> x -> y
+    as a paper prints them, or several y for as many models. `marks`: title -> x of a vertical line; `levels`:
+    title -> y of a horizontal line. A band on the x axis, such as "64-128", is drawn in its middle, on a
+    logarithmic axis. `limits`: the ends of the y axis.
     """
 
     x: str
@@ -77,7 +81,8 @@ class Panel(InUnit):
 
 
 class Beside(Strict):
-    """A reading without axes of each series' run, which stands behind the series' title in the legend; `unit` for reading."""
+    """A reading without axes of each series' run, which stands behind the series' title in the legend; `unit`
+    for reading."""
 
     measure: str
     metric: str
@@ -86,10 +91,12 @@ class Beside(Strict):
 
 
 class Curves(Spec):
-    """Lines along a sweep. A panel that names a cost shows rows of the `file` for one `model`; other panels show readings.
+    """Lines along a sweep. A panel that names a cost shows rows of the `file` for one `model`; other panels
+    show readings.
 
-    The first series is the baseline of costs. `legend`: readings that stand behind each series' title. `caption`: lines
-    below. `hardware`: what the paper measured costs on; `published`: what its text says about them.
+    The first series is the baseline of costs. `legend`: readings that stand behind each series' title.
+    `caption`: lines below. `hardware`: what the paper measured costs on; `published`: what its text says
+    about them.
     """
 
     gated = True
@@ -121,8 +128,16 @@ class Curves(Spec):
         """The readings of each panel's series, and those that the legend shows."""
         for panel in self.of_readings:
             for series in self.shown(panel):
-                yield from (Address(run, panel.measure or "", panel.metric or "", panel.of, panel.at) for run in series.all_runs)
-        yield from (Address(s.run, place.measure, place.metric, place.of) for s in self.series if s.run for place in self.legend)
+                yield from (
+                    Address(run, panel.measure or "", panel.metric or "", panel.of, panel.at)
+                    for run in series.all_runs
+                )
+        yield from (
+            Address(s.run, place.measure, place.metric, place.of)
+            for s in self.series
+            if s.run
+            for place in self.legend
+        )
 
     def names(self) -> list[str]:
         """What a claim may name as `row`: the series."""
@@ -147,7 +162,8 @@ class Curves(Spec):
                 raise ValueError(f"series {series.title!r} needs either a run or runs")
         if self.file and not self.model:
             raise ValueError("costs need the `model` at whose shape they were measured")
-        read = {(p.name, p.measure, p.metric, p.of, p.unit, p.x, str(p.at)) for p in self.of_readings}  # panels may share readings
+        # panels may share readings
+        read = {(p.name, p.measure, p.metric, p.of, p.unit, p.x, str(p.at)) for p in self.of_readings}
         once("panel (named by `column`, else by its metric)", sorted(name for name, *_ in read))
         for panel in self.panels:
             self._check_panel(panel)
@@ -156,21 +172,28 @@ class Curves(Spec):
         super().check()
 
     def _check_panel(self, panel: Panel) -> None:
-        """Raises ValueError for a panel that names no numbers, or series whose numbers are not along its axis."""
+        """Raises ValueError for a panel that names no numbers, or series whose numbers are not along its
+        axis."""
         for name in panel.series:
             known("series", name, self.names(), f"the panel over {panel.x!r}")
         needed = ("y",) if self.of_costs(panel) else ("measure", "metric")
         if missing := [key for key in needed if not getattr(panel, key)]:
             raise ValueError(f"the panel over {panel.x!r} needs {' and '.join(missing)}")
         if panel.y and panel.measure:
-            raise ValueError(f"the panel over {panel.x!r} shows the cost {panel.y!r} or the measure {panel.measure!r}; give one of both")
+            raise ValueError(
+                f"the panel over {panel.x!r} shows the cost {panel.y!r} or the measure {panel.measure!r};"
+                " give one of both"
+            )
         if self.of_costs(panel):
             known("sweep", panel.x, get_args(Sweep), "panels")
         for series in self.shown(panel):
             if self.of_costs(panel) and not series.run:
                 raise ValueError(f"series {series.title!r}: costs are of a run")
             if series.runs and panel.x != TRAINED:
-                raise ValueError(f"series {series.title!r}: `runs` lie along {TRAINED!r}; the panel is over {panel.x!r}, so give a run")
+                raise ValueError(
+                    f"series {series.title!r}: `runs` lie along {TRAINED!r}; the panel is over {panel.x!r},"
+                    " so give a run"
+                )
 
     def run_of(self, point: Point) -> str | None:
         """The run whose number a point is; None on a series of several runs."""
@@ -179,10 +202,23 @@ class Curves(Spec):
     def check_place(self, point: Point, where: str) -> None:
         """Raise ValueError where a claim names a column or place that is not there."""
         of_costs = self.file is not None and point.column not in {panel.name for panel in self.of_readings}
-        known("column", point.column, get_args(Cost) if of_costs else {panel.name for panel in self.panels}, where)
+        known(
+            "column",
+            point.column,
+            get_args(Cost) if of_costs else {panel.name for panel in self.panels},
+            where,
+        )
         if len(point.at) != 1:
-            raise ValueError(f"{where}: {point.row} needs one place on a sweep, `at: {{{self.panels[0].x}: ...}}`; got {point.at}")
-        known("sweep", next(iter(point.at)), get_args(Sweep) if of_costs else {panel.x for panel in self.of_readings}, where)
+            raise ValueError(
+                f"{where}: {point.row} needs one place on a sweep, `at: {{{self.panels[0].x}: ...}}`; got"
+                f" {point.at}"
+            )
+        known(
+            "sweep",
+            next(iter(point.at)),
+            get_args(Sweep) if of_costs else {panel.x for panel in self.of_readings},
+            where,
+        )
 
 
 # --- attention maps ---
@@ -198,17 +234,23 @@ class RunShown(Strict):
 class AttentionMaps(Spec):
     """Attention weights, in one of three forms.
 
-    With a `run`: softmax and linear weights side by side, and their distances by layer and head. With `runs` (title -> run)
-    and `places` ((layer, head), as the measurement numbers them): a column a run, a row a place. With `runs` alone: a column
-    a run, in the head that the measurement kept, and `rows`. `softmax`: the title of a first column, softmax attention's
-    weights.
+    With a `run`: softmax and linear weights side by side, and their distances by layer and head. With `runs`
+    (title -> run) and `places` ((layer, head), as the measurement numbers them): a column a run, a row a
+    place. With `runs` alone: a column a run, in the head that the measurement kept, and `rows`. `softmax`:
+    the title of a first column, softmax attention's weights.
 
-    Rows: `map`, all weights; `query`, the weights of the last query; `points`, weights against scores q.k; `scores`, the
-    histogram of scores; `relative`, weights over their query's largest against scores less the largest, in all kept heads.
+    Rows: `map`, all weights; `query`, the weights of the last query; `points`, weights against scores q.k;
+    `scores`, the histogram of scores; `relative`, weights over their query's largest against scores less the
+    largest, in all kept heads.
     """
 
     run: str | None = None
-    runs: dict[str, Annotated[RunShown, BeforeValidator(lambda given: {"run": given} if isinstance(given, str) else given)]] = {}
+    runs: dict[
+        str,
+        Annotated[
+            RunShown, BeforeValidator(lambda given: {"run": given} if isinstance(given, str) else given)
+        ],
+    ] = {}
     rows: tuple[Literal["map", "query", "points", "scores", "relative"], ...] = ("map", "query")
     places: tuple[tuple[int, int], ...] = ()
     softmax: str | None = None
@@ -239,14 +281,20 @@ class AttentionMaps(Spec):
 
     def check_place(self, point: Point, where: str) -> None:
         """Raise ValueError where a claim names a metric that such figures do not have."""
-        known("column", point.column, ("kl", "mse") if self.run else ("entropy", "entropy_share", "monotonicity", "kl"), where)
+        known(
+            "column",
+            point.column,
+            ("kl", "mse") if self.run else ("entropy", "entropy_share", "monotonicity", "kl"),
+            where,
+        )
 
 
 # --- grids ---
 
 
 class GridPanel(InUnit):
-    """One heatmap: a metric of a run along the figure's two axes. What a panel leaves out, the figure's `cell` says for all panels.
+    """One heatmap: a metric of a run along the figure's two axes. What a panel leaves out, the figure's
+    `cell` says for all panels.
 
     `log`: a logarithmic colour scale. `optional`: left out if it is not measured.
     """
@@ -279,10 +327,10 @@ class GridCell(Strict):
 class Grid(Spec):
     """Heatmaps of readings along two axes, a panel a run or a metric of a run.
 
-    `limits`: the ends of the colours; without them each metric has its own. `lines`: metrics without axes; a metric's value
-    in a panel's measurement has a mark at the edge, above for x and at the right for y; a cell is then all up to its value,
-    from the cell before. If a measurement has a reading `not_informative` at x, a mark stands there, which the caption
-    explains.
+    `limits`: the ends of the colours; without them each metric has its own. `lines`: metrics without axes; a
+    metric's value in a panel's measurement has a mark at the edge, above for x and at the right for y; a cell
+    is then all up to its value, from the cell before. If a measurement has a reading `not_informative` at x,
+    a mark stands there, which the caption explains.
     """
 
     gated = True
@@ -299,8 +347,13 @@ class Grid(Spec):
         """The spec with what `cell` says put into each panel that does not say it."""
         match given:
             case {"cell": {**cell}, "panels": list(panels)}:
-                shared = {key: value for key, value in cell.items() if key in ("measure", "metric", "of", "unit")}
-                return {**given, "panels": [shared | panel if isinstance(panel, dict) else panel for panel in panels]}
+                shared = {
+                    key: value for key, value in cell.items() if key in ("measure", "metric", "of", "unit")
+                }
+                return {
+                    **given,
+                    "panels": [shared | panel if isinstance(panel, dict) else panel for panel in panels],
+                }
         return given
 
     def panel(self, name: str) -> GridPanel:
@@ -332,7 +385,8 @@ class Grid(Spec):
             known("column", point.column, [self.panel(point.row).metric], where)
         if point.at and (self.cell.x not in point.at or len(point.at) > 2):
             needs = (
-                f"{point.row} needs `at` with {self.cell.x} and at most one more, such as {self.cell.y}, or none, which is the metric without axes"
+                f"{point.row} needs `at` with {self.cell.x} and at most one more, such as {self.cell.y}, or"
+                " none, which is the metric without axes"
             )
             raise ValueError(f"{where}: {needs}; got {point.at}")
 
@@ -348,9 +402,11 @@ class Needed(Strict):
 
 
 class Own(Spec):
-    """A figure that `<stem>.py` beside the spec draws: `def draw(spec, measured, about, out) -> list[Path]`, which writes <stem>.<suffix> of `makes`.
+    """A figure that `<stem>.py` beside the spec draws: `def draw(spec, measured, about, out) -> list[Path]`,
+    which writes <stem>.<suffix> of `makes`.
 
-    Claims name a run, a metric as column and a place on its axes; those on `inputs`, what the file's `look` finds.
+    Claims name a run, a metric as column and a place on its axes; those on `inputs`, what the file's `look`
+    finds.
     """
 
     called = "run"
@@ -365,7 +421,8 @@ class Own(Spec):
         return (Address(need.run, need.measure) for need in self.needs)
 
     def names(self) -> list[str]:
-        """What a claim may name as `row`: the runs; without `needs`, what the claims name is for the file's `look` to find."""
+        """What a claim may name as `row`: the runs; without `needs`, what the claims name is for the file's
+        `look` to find."""
         said = (point.row for claim in self.claims for point in (*claim.points, *claim.requires))
         return list(dict.fromkeys((need.run for need in self.needs) if self.needs else said))
 

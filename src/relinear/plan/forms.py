@@ -1,7 +1,9 @@
-"""What a run is made of, as far as a paper's claim may ask it: its method's options, and the settings of its steps that make another method of it.
+"""What a run is made of, as far as a paper's claim may ask it: its method's options, and the settings of its
+steps that make another method of it.
 
-A paper.yaml says in `forms` what its own runs have, a spec in `forms` in what a row differs by purpose. A claim of a paper whose run has another form
-is not judged. Rates, batches and doses are no form: a dose is a claim's own field.
+A paper.yaml says in `forms` what its own runs have, a spec in `forms` in what a row differs by purpose. A
+claim of a paper whose run has another form is not judged. Rates, batches and doses are no form: a dose is a
+claim's own field.
 """
 
 from collections.abc import Mapping
@@ -14,10 +16,12 @@ from relinear.plan.measured import Measured
 from relinear.plan.options import KEEP, method_file, schema
 from relinear.plan.strict import ConfigError
 
-OF_STEPS = ("loss", "kind", "train_method", "lora_rank", "lora_targets")  # settings of recipes; `loss` is the transfer's
+# settings of recipes; `loss` is the transfer's
+OF_STEPS = ("loss", "kind", "train_method", "lora_rank", "lora_targets")
 SEQUENCES = "seq_len"  # that of every step
 LACKING = "lacking"  # of a form: steps whose records are not here
-WORDS = {"seq_len": "sequences of", "kind": "trained weights", "loss": "transfer by"}  # for reading; others by their names
+# for reading; others by their names
+WORDS = {"seq_len": "sequences of", "kind": "trained weights", "loss": "transfer by"}
 
 Form = Mapping[str, Any]
 
@@ -39,9 +43,10 @@ def check_form(form: Form, where: str, method: str | None = None) -> None:
 
 
 def form_of(found: Measured) -> dict[str, Any]:
-    """The form of a measured run, as its records and those of its steps have it: `method`, its options with their defaults, and the settings of the
-    steps behind the measurement. `seq_len` is a list, of a length a step. `lacking` names steps whose records are not here. Raises BrokenError for a
-    record that cannot be believed."""
+    """The form of a measured run, as its records and those of its steps have it: `method`, its options with
+    their defaults, and the settings of the steps behind the measurement. `seq_len` is a list, of a length a
+    step. `lacking` names steps whose records are not here. Raises BrokenError for a record that cannot be
+    believed."""
     record = records.read(found.folder) or {}
     config = record.get("config", {})
     method, options = config.get("method", "softmax"), dict(config.get("options", {}))
@@ -57,12 +62,15 @@ def form_of(found: Measured) -> dict[str, Any]:
 
 
 def steps_behind(found: Measured) -> tuple[list[dict[str, Any]], list[str]]:
-    """The records of the training steps behind a measurement, and the steps whose records do not lie beside it."""
+    """The records of the training steps behind a measurement, and the steps whose records do not lie beside
+    it."""
     record = records.read(found.folder) or {}
     places = [records.place(parent["path"]) for parent in record.get("parents", {}).values()]
     places = [place for place in places if place.parts[0] == "runs" and place.name in stages.training()]
     read = {place: records.read(found.folder.parents[2] / place) for place in places}
-    return [step for step in read.values() if step], [f"{place.parts[1]} {place.name}" for place, step in read.items() if not step]
+    return [step for step in read.values() if step], [
+        f"{place.parts[1]} {place.name}" for place, step in read.items() if not step
+    ]
 
 
 def forms_of(measured: Mapping[tuple[str, str], Measured | None]) -> dict[str, Form]:
@@ -80,7 +88,10 @@ def differences(form: Form, asked: Form) -> list[str]:
     """In what a run's form is another than what is asked, or is not known, in words."""
     if asked and form.get(LACKING):
         return [f"not known: the record of {', '.join(form[LACKING])} is missing"]
-    return [f"{WORDS.get(name, name)} {_word(got)} where the paper has {_word(asked[name])}" for name, got in _differing(form, asked)]
+    return [
+        f"{WORDS.get(name, name)} {_word(got)} where the paper has {_word(asked[name])}"
+        for name, got in _differing(form, asked)
+    ]
 
 
 def _differing(form: Form, asked: Form) -> list[tuple[str, Any]]:
@@ -89,11 +100,20 @@ def _differing(form: Form, asked: Form) -> list[tuple[str, Any]]:
         if wanted is None:
             continue
         if name == SEQUENCES:
-            found += [(name, length) for length in sorted({length for length in form[SEQUENCES] if length != wanted})]
+            found += [
+                (name, length)
+                for length in sorted({length for length in form[SEQUENCES] if length != wanted})
+            ]
         elif form.get(name) != wanted:
             found.append((name, form.get(name)))
     return found
 
 
 def _word(value: Any) -> str:
-    return "none" if value is None else ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    return (
+        "none"
+        if value is None
+        else ", ".join(map(str, value))
+        if isinstance(value, list | tuple)
+        else str(value)
+    )

@@ -10,12 +10,14 @@ from typing import Any, NamedTuple
 from relinear.files import aside
 
 DTYPES = ("bfloat16", "float16", "float32")  # of a model's weights
-PRECISIONS = ("auto", "float32", "bfloat16")  # that work computes in: trainings do not scale their losses, as float16 would want
+# that work computes in: trainings do not scale their losses, as float16 would want
+PRECISIONS = ("auto", "float32", "bfloat16")
 TIMED = ("step", "time")  # fields of a line of history that are no metrics
 
 
 class Link(NamedTuple):
-    """A part of a run's model: a method with its options, and the folders of the steps that trained it, in order."""
+    """A part of a run's model: a method with its options, and the folders of the steps that trained it, in
+    order."""
 
     method: str  # "softmax": the model's own attention, as transformers has it
     options: dict[str, Any] = {}
@@ -26,8 +28,9 @@ class Link(NamedTuple):
 class Job:
     """One stage of one run, or one input.
 
-    `work` is a folder that outlives an interruption; `out` becomes the stage's folder when the work has ended. Where torchrun started
-    several processes, one of them `leads` and writes; the others compute and write nothing.
+    `work` is a folder that outlives an interruption; `out` becomes the stage's folder when the work has
+    ended. Where torchrun started several processes, one of them `leads` and writes; the others compute and
+    write nothing.
     """
 
     name: str  # for progress bars
@@ -35,7 +38,8 @@ class Job:
     parents: Mapping[str, Path]  # role -> folder of a finished stage
     out: Path
     work: Path
-    assets: Mapping[str, Path] = field(default_factory=dict)  # name -> folder of an asset that the settings name
+    # name -> folder of an asset that the settings name
+    assets: Mapping[str, Path] = field(default_factory=dict)
     links: tuple[Link, ...] = ()  # the model to begin with
     seed: int = 0
     device: str = "cpu"
@@ -47,11 +51,13 @@ class Job:
     workflow: Path = Path("workflow")  # the folder of the repository's files that the settings name
     mirror: Callable[[dict[str, Any], int, float], None] = lambda metrics, step, time: None
     tokens: int = 0  # training tokens seen, noted by stages that train
-    hardware: dict[str, Any] = field(default_factory=dict)  # noted by the work: device, dtype, threads, engine
+    # noted by the work: device, dtype, threads, engine
+    hardware: dict[str, Any] = field(default_factory=dict)
 
     @property
     def history(self) -> Path:
-        """The path of the history. It is in the work folder while the stage runs, so that an interrupted stage goes on with it."""
+        """The path of the history. It is in the work folder while the stage runs, so that an interrupted
+        stage goes on with it."""
         return self.work / "history.jsonl"
 
     def log(self, metrics: dict[str, Any], step: int) -> None:
@@ -64,7 +70,8 @@ class Job:
         self.mirror(metrics, step, now)
 
     def resume(self, step: int) -> None:
-        """Drop the lines of history from `step` on, which will be logged again, and give the rest to the mirror."""
+        """Drop the lines of history from `step` on, which will be logged again, and give the rest to the
+        mirror."""
         if not self.leads:
             return
         text = self.history.read_text() if self.history.is_file() else ""
@@ -77,7 +84,8 @@ class Job:
             self.mirror({k: v for k, v in line.items() if k not in TIMED}, line["step"], line["time"])
 
     def losses(self) -> dict[str, float]:
-        """Mean loss over the first and the last tenth of the steps; nothing where this process does not lead."""
+        """Mean loss over the first and the last tenth of the steps; nothing where this process does not
+        lead."""
         if not self.leads:
             return {}
         losses = [json.loads(x)["loss"] for x in self.history.read_text().splitlines()]
@@ -85,6 +93,7 @@ class Job:
         return {"first_loss": sum(losses[:tenth]) / tenth, "last_loss": sum(losses[-tenth:]) / tenth}
 
     def items(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Write `items.jsonl`, the outcome of each scored item, so that differences between runs can be paired."""
+        """Write `items.jsonl`, the outcome of each scored item, so that differences between runs can be
+        paired."""
         if self.leads:
             (self.out / "items.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -1,4 +1,5 @@
-"""A finished measurement, read from its folder or from a store. No metric imports this module: keys do not count how results are read."""
+"""A finished measurement, read from its folder or from a store. No metric imports this module: keys do not
+count how results are read."""
 
 import hashlib
 import json
@@ -10,7 +11,8 @@ from relinear.plan.readings import At, Reading
 
 
 class Source(NamedTuple):
-    """The record behind a cell: its name (`relinear.core.store.named`), key and sha256, and the sha256 of the metrics.json beside it."""
+    """The record behind a cell: its name (`relinear.core.store.named`), key and sha256, and the sha256 of the
+    metrics.json beside it."""
 
     file: str
     key: str
@@ -21,8 +23,9 @@ class Source(NamedTuple):
 class Measured(NamedTuple):
     """A finished measurement of a run.
 
-    `facts`: method, variant, trainable_params and tokens (step -> training tokens) of the run as it was measured, and `collapsed` where
-    the metric can tell. `folder` holds further files of the measurement (attention weights, items).
+    `facts`: method, variant, trainable_params and tokens (step -> training tokens) of the run as it was
+    measured, and `collapsed` where the metric can tell. `folder` holds further files of the measurement
+    (attention weights, items).
     """
 
     run: str
@@ -34,13 +37,21 @@ class Measured(NamedTuple):
     folder: Path
 
     def find(self, metric: str, of: str | None = None, at: At | None = None) -> Reading | None:
-        """The one reading of a metric; `of` may be left out where the metric has one object. None if there is none.
+        """The one reading of a metric; `of` may be left out where the metric has one object. None if there is
+        none.
 
         Raises ValueError where several fit.
         """
-        fits = [r for r in self.readings if r.metric == metric and of in (None, r.of) and (at is None and not r.at or r.at == at)]
+        fits = [
+            r
+            for r in self.readings
+            if r.metric == metric and of in (None, r.of) and (at is None and not r.at or r.at == at)
+        ]
         if len(fits) > 1:
-            raise ValueError(f"{self.source.file}: {metric} is read {len(fits)} times: of {', '.join(r.of for r in fits)}; say of which")
+            raise ValueError(
+                f"{self.source.file}: {metric} is read {len(fits)} times: of {', '.join(r.of for r in fits)};"
+                " say of which"
+            )
         return fits[0] if fits else None
 
     def all(self, metric: str, of: str | None = None) -> list[Reading]:
@@ -57,12 +68,16 @@ def load(folder: Path) -> Measured:
         if not store.exists(file):
             raise FileNotFoundError(f"{file} is missing: the measurement did not finish")
         texts.append(store.read(file))
-    metrics, record = (_json(text, folder / name) for text, name in zip(texts, ("metrics.json", "run.json"), strict=True))
+    metrics, record = (
+        _json(text, folder / name) for text, name in zip(texts, ("metrics.json", "run.json"), strict=True)
+    )
     try:
         metrics_sha256, record_sha256 = (hashlib.sha256(text).hexdigest() for text in texts)
         source = Source(store.named(folder), record["key"], record_sha256, metrics_sha256)
         readings = tuple(Reading(**reading) for reading in metrics["readings"])
-        return Measured(record["run"], record["measure"], record["scale"], readings, metrics["facts"], source, folder)
+        return Measured(
+            record["run"], record["measure"], record["scale"], readings, metrics["facts"], source, folder
+        )
     except (KeyError, TypeError) as error:
         raise ValueError(f"{folder} is no measurement of this version: {error}") from None
 

@@ -10,11 +10,13 @@ from relinear.plan.entries import Run
 DERIVED = re.compile(r"(?P<base>[^@]+?)(@(?P<model>[\w.+-]+?))?(-seed(?P<seed>\d+))?")
 SEED = re.compile(r"-seed(\d+)$")
 TEXT = re.compile(r"(?P<data>[^@]+)@(?P<model>[\w.+-]+?)(-x(?P<dose>[\d.e+-]+))?")
-ROOT = re.compile(r"(?P<scale>[A-Za-z]\w*?)(?:-x(?P<budget>[\d.e+-]+?))?(?:-seed(?P<seed>\d+))?")  # a scale's folder, as `Plan.root` names it
+# a scale's folder, as `Plan.root` names it
+ROOT = re.compile(r"(?P<scale>[A-Za-z]\w*?)(?:-x(?P<budget>[\d.e+-]+?))?(?:-seed(?P<seed>\d+))?")
 
 
 class Node(NamedTuple):
-    """One stage of one thing: of an asset, a model, a text, or a run; `part` names the measure of a measured run."""
+    """One stage of one thing: of an asset, a model, a text, or a run; `part` names the measure of a measured
+    run."""
 
     stage: str
     name: str
@@ -25,7 +27,8 @@ class Node(NamedTuple):
 
 
 class Resolved(NamedTuple):
-    """A run as this plan trains it: its entry, the model that stands in for the entry's, and what is added to the plan's seed."""
+    """A run as this plan trains it: its entry, the model that stands in for the entry's, and what is added to
+    the plan's seed."""
 
     name: str
     run: Run

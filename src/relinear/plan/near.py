@@ -8,9 +8,16 @@ FEW = 8
 
 
 def possible(name: object, have: Iterable[object]) -> str:
-    """`near it: ...; have ..., ... (290 in all)`: near names first, and only where there are many; long lists cut."""
+    """`near it: ...; have ..., ... (290 in all)`: near names first, and only where there are many; long lists
+    cut."""
     names = [str(known) for known in have]
     if len(names) <= MANY:
         return f"have {', '.join(names) or 'none'}"
-    near = get_close_matches(str(name), names, 3) or [known for known in names if len(str(name)) > 2 and str(name) in known][:3]
-    return f"{'near it: ' + ', '.join(near) + '; ' if near else ''}have {', '.join(names[:FEW])}, ... ({len(names)} in all)"
+    near = (
+        get_close_matches(str(name), names, 3)
+        or [known for known in names if len(str(name)) > 2 and str(name) in known][:3]
+    )
+    return (
+        f"{'near it: ' + ', '.join(near) + '; ' if near else ''}have {', '.join(names[:FEW])}, ..."
+        f" ({len(names)} in all)"
+    )

@@ -1,5 +1,5 @@
-"""The options of methods and metrics, the parts of methods and what metrics need, read from their source: a wrong one is an error before torch
-loads."""
+"""The options of methods and metrics, the parts of methods and what metrics need, read from their source: a
+wrong one is an error before torch loads."""
 
 import ast
 import functools
@@ -40,7 +40,8 @@ class SourceError(ConfigError):
 
 
 def check_values(file: Path, given: Mapping[str, Any], where: str, partial: bool = False) -> None:
-    """Raise ConfigError for options that class `Options` of a method's or a metric's file refuses: names, kinds, bounds, and what does not fit.
+    """Raise ConfigError for options that class `Options` of a method's or a metric's file refuses: names,
+    kinds, bounds, and what does not fit.
 
     `partial`: another place may give what is not given here.
     """
@@ -53,9 +54,10 @@ def check_values(file: Path, given: Mapping[str, Any], where: str, partial: bool
 def _unreadable(file: Path, error: NameError) -> SourceError:
     """The error for a name that class `Options` uses and that is not there when the class is read."""
     return SourceError(
-        f"{file.parent.name}/{file.name}: class Options, or what it is made of, uses {error.name!r}, which is not there when options are read: that "
-        f"is before any library is imported. Possible there: names that the file defines, Python's own modules, pydantic and "
-        f"relinear.plan. Use {error.name!r} within the functions that compute"
+        f"{file.parent.name}/{file.name}: class Options, or what it is made of, uses {error.name!r}, which is"
+        " not there when options are read: that is before any library is imported. Possible there: names"
+        f" that the file defines, Python's own modules, pydantic and relinear.plan. Use {error.name!r} within"
+        " the functions that compute"
     )
 
 
@@ -68,13 +70,16 @@ def option_names(file: Path) -> tuple[str, ...]:
 def option_defaults(file: Path) -> dict[str, Any]:
     """The fields of class `Options` in a file that have a default other than None: field -> value."""
     fields = schema(file).model_fields.items()
-    return {name: field.default for name, field in fields if not field.is_required() and field.default is not None}
+    return {
+        name: field.default for name, field in fields if not field.is_required() and field.default is not None
+    }
 
 
 @functools.cache
 def schema(file: Path) -> type[Strict]:
-    """The class `Options` of a method's or a metric's file, as Python has it. Of the file, and of those of ours that it imports, only the definitions
-    that the class needs are carried out, so that nothing imports torch."""
+    """The class `Options` of a method's or a metric's file, as Python has it. Of the file, and of those of
+    ours that it imports, only the definitions that the class needs are carried out, so that nothing imports
+    torch."""
     try:
         return getattr(definitions(file), "Options", Strict)  # a method that has none takes none
     except NameError as error:
@@ -82,14 +87,21 @@ def schema(file: Path) -> type[Strict]:
 
 
 class Definitions:
-    """The names that a source file defines, each carried out when it is asked for. A library other than pydantic and Python's own is never imported:
-    names of one are missing, and with them whatever is computed from them."""
+    """The names that a source file defines, each carried out when it is asked for. A library other than
+    pydantic and Python's own is never imported: names of one are missing, and with them whatever is computed
+    from them."""
 
     def __init__(self, file: Path):
         self._nodes: dict[str, ast.stmt] = {}
         self._made: dict[str, Any] = {"__name__": f"{__name__}.{file.stem}"}
         for node in ast.parse(file.read_text(encoding="utf-8")).body:
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+            targets = (
+                node.targets
+                if isinstance(node, ast.Assign)
+                else [node.target]
+                if isinstance(node, ast.AnnAssign)
+                else []
+            )
             names = [name.id for target in targets for name in ast.walk(target) if isinstance(name, ast.Name)]
             if isinstance(node, ast.ClassDef | ast.FunctionDef):
                 names = [node.name]
@@ -119,7 +131,8 @@ class Definitions:
             if isinstance(part, ast.Name) and part.id in self._nodes:
                 self._carry_out(part.id)
         try:
-            exec(compile(ast.Module([node], []), f"<{self._made['__name__']}>", "exec"), self._made)  # our own source
+            # our own source
+            exec(compile(ast.Module([node], []), f"<{self._made['__name__']}>", "exec"), self._made)
         except NameError:
             self._nodes[name] = node  # who asks again is told again
             raise
@@ -145,72 +158,109 @@ def _imported(node: ast.Import | ast.ImportFrom, name: str) -> dict[str, Any]:
 
 def _light(module: str) -> bool:
     """Whether a module is Python's own, pydantic or the plan's, none of which imports torch."""
-    return module.partition(".")[0] in {*sys.stdlib_module_names, "pydantic"} or module.startswith("relinear.plan.")
+    return module.partition(".")[0] in {*sys.stdlib_module_names, "pydantic"} or module.startswith(
+        "relinear.plan."
+    )
 
 
 @functools.cache
 def _method(file: Path) -> tuple[dict[str, Any], bool]:
-    """The constants and functions of class `Method` of a method's file, by name, and whether it builds on nothing but what all methods share."""
-    [kind] = [node for node in ast.parse(file.read_text(encoding="utf-8")).body if isinstance(node, ast.ClassDef) and node.name == "Method"]
-    constants = {ast.unparse(node.targets[0]): node.value for node in kind.body if isinstance(node, ast.Assign)}
+    """The constants and functions of class `Method` of a method's file, by name, and whether it builds on
+    nothing but what all methods share."""
+    [kind] = [
+        node
+        for node in ast.parse(file.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.ClassDef) and node.name == "Method"
+    ]
+    constants = {
+        ast.unparse(node.targets[0]): node.value for node in kind.body if isinstance(node, ast.Assign)
+    }
     functions = {node.name: node for node in kind.body if isinstance(node, ast.FunctionDef)}
-    return constants | functions, {ast.unparse(base).rpartition(".")[2] for base in kind.bases} <= {"Attention", "Parts"}
+    return constants | functions, {ast.unparse(base).rpartition(".")[2] for base in kind.bases} <= {
+        "Attention",
+        "Parts",
+    }
 
 
 @functools.cache
 def part_names(file: Path) -> tuple[str, ...]:
-    """The `PARTS` of class `Method` in a method's file, which can be switched off; empty where it lists none."""
+    """The `PARTS` of class `Method` in a method's file, which can be switched off; empty where it lists
+    none."""
     named, _ = _method(file)
     return ast.literal_eval(named["PARTS"]) if "PARTS" in named else ()
 
 
 @functools.cache
 def adds_parameters(file: Path) -> bool:
-    """Whether a method has parameters of its own: its file names a parameter or a layer of torch's, or builds on another class, which may."""
+    """Whether a method has parameters of its own: its file names a parameter or a layer of torch's, or builds
+    on another class, which may."""
     _, alone = _method(file)
     return not alone or bool(MAKES_PARAMETERS.search(file.read_text(encoding="utf-8")))
 
 
 def causal_only(file: Path, given: Mapping[str, Any]) -> bool:
-    """Whether a method with these options is for causal attention alone: what its function `_causal_only` says, or its constant `causal_only`.
-    False for one that builds on another class, which decides when the model is made."""
+    """Whether a method with these options is for causal attention alone: what its function `_causal_only`
+    says, or its constant `causal_only`. False for one that builds on another class, which decides when the
+    model is made."""
     named, alone = _method(file)
     always = ast.literal_eval(named["causal_only"]) if "causal_only" in named else alone
     if "_causal_only" not in named:
         return always
     made: dict[str, Any] = {}
     exec(compile(ast.Module([named["_causal_only"]], []), f"<{file.stem}>", "exec"), made)  # our own source
-    return made["_causal_only"](SimpleNamespace(options=schema(file).model_validate(dict(given)), causal_only=always))
+    return made["_causal_only"](
+        SimpleNamespace(options=schema(file).model_validate(dict(given)), causal_only=always)
+    )
 
 
-# What `NEEDS` of a metric's file may list: `next_token`, models that predict it; `documents`, data that are whole documents; `tasks`, the files of
-# workflow/tasks that its options name; `labels`, data with labels, and runs that learned them; `pictures`, models that read them; `shape`, nothing
-# but a model's shape, so that all trainings of a run have the same; `state`, models that keep one from token to token; `recall`, models whose tokens
-# are those of associative recall; `linearized`, models whose attention a method has replaced.
-POSSIBLE_NEEDS = ("next_token", "documents", "tasks", "labels", "pictures", "shape", "state", "recall", "linearized")
-OF_LINEARIZED = ("attention_layers", "method_parameters")  # attributes that a model of softmax attention does not have
+# What `NEEDS` of a metric's file may list: `next_token`, models that predict it; `documents`, data that are
+# whole documents; `tasks`, the files of workflow/tasks that its options name; `labels`, data with labels, and
+# runs that learned them; `pictures`, models that read them; `shape`, nothing but a model's shape, so that all
+# trainings of a run have the same; `state`, models that keep one from token to token; `recall`, models whose
+# tokens are those of associative recall; `linearized`, models whose attention a method has replaced.
+POSSIBLE_NEEDS = (
+    "next_token",
+    "documents",
+    "tasks",
+    "labels",
+    "pictures",
+    "shape",
+    "state",
+    "recall",
+    "linearized",
+)
+# attributes that a model of softmax attention does not have
+OF_LINEARIZED = ("attention_layers", "method_parameters")
 
 
 @functools.cache
 def metric_needs(file: Path) -> tuple[str, ...]:
-    """What a metric's file lists as `NEEDS`; nothing where it lists none. Raises ConfigError for an unknown need. A need says which runs and data the
-    metric can be asked of, and not what it measures, so no key counts it (`relinear.plan.code`)."""
+    """What a metric's file lists as `NEEDS`; nothing where it lists none. Raises ConfigError for an unknown
+    need. A need says which runs and data the metric can be asked of, and not what it measures, so no key
+    counts it (`relinear.plan.code`)."""
     needs = getattr(definitions(file), "NEEDS", ())
     if unknown := [need for need in needs if need not in POSSIBLE_NEEDS]:
-        raise ConfigError(f"measure/{file.name}: NEEDS has {unknown[0]!r}; possible: {', '.join(POSSIBLE_NEEDS)}")
+        raise ConfigError(
+            f"measure/{file.name}: NEEDS has {unknown[0]!r}; possible: {', '.join(POSSIBLE_NEEDS)}"
+        )
     nodes = list(ast.walk(ast.parse(file.read_text(encoding="utf-8"))))
     used = {node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "") for node in nodes}
-    if (asked := [name for name in OF_LINEARIZED if name in used]) and "linearized" not in needs and "Linearized" not in used:
+    if (
+        (asked := [name for name in OF_LINEARIZED if name in used])
+        and "linearized" not in needs
+        and "Linearized" not in used
+    ):
         raise ConfigError(
-            f"measure/{file.name} asks a model for `{asked[0]}`, which a model of softmax attention does not have; possible: "
-            'NEEDS = ("linearized",), or a look at isinstance(model, Linearized)'
+            f"measure/{file.name} asks a model for `{asked[0]}`, which a model of softmax attention does not"
+            ' have; possible: NEEDS = ("linearized",), or a look at isinstance(model, Linearized)'
         )
     return needs
 
 
 @functools.cache
 def reads_data(file: Path) -> bool:
-    """Whether a metric cannot do without data: its function `measure` uses its second parameter, whose annotation has no None."""
+    """Whether a metric cannot do without data: its function `measure` uses its second parameter, whose
+    annotation has no None."""
     for node in ast.parse(file.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.FunctionDef) and node.name == "measure" and len(node.args.args) > 1:
             data = node.args.args[1]
@@ -221,18 +271,24 @@ def reads_data(file: Path) -> bool:
 
 @functools.cache
 def metric_yields(file: Path) -> tuple[str, ...]:
-    """The names of a metric's readings: its constant `YIELDS`, or what each `Reading("name", ...)` of its file says.
+    """The names of a metric's readings: its constant `YIELDS`, or what each `Reading("name", ...)` of its
+    file says.
 
     Raises ConfigError where a name is computed and there is no `YIELDS`.
     """
     if (said := getattr(definitions(file), "YIELDS", None)) is not None:
         return said
     calls = [
-        node for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))) if isinstance(node, ast.Call) and ast.unparse(node.func) == "Reading"
+        node
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "Reading"
     ]
-    names = [call.args[0].value if call.args and isinstance(call.args[0], ast.Constant) else None for call in calls]
+    names = [
+        call.args[0].value if call.args and isinstance(call.args[0], ast.Constant) else None for call in calls
+    ]
     if None in names or not names:
         raise ConfigError(
-            f'measure/{file.name}: the names of its readings are not written in it; say YIELDS = ("...",), the names of all its readings'
+            f'measure/{file.name}: the names of its readings are not written in it; say YIELDS = ("...",),'
+            " the names of all its readings"
         )
     return tuple(dict.fromkeys(names))

@@ -1,9 +1,10 @@
-"""The plan: for every node its work, its folder and its key. Rules and `relinear.stage` both read it, so that they agree.
+"""The plan: for every node its work, its folder and its key. Rules and `relinear.stage` both read it, so that
+they agree.
 
-The plan asks a stage once for the work of a node, and keeps the answer. A key is a hash over the settings, the code that
-the work reaches and the parents' keys; it changes exactly when the result could. Whatever changes a key changes a folder: a
-budget and a seed end the name of the scale's folder, another model and another training seed end a run's. Imports neither
-torch nor transformers.
+The plan asks a stage once for the work of a node, and keeps the answer. A key is a hash over the settings,
+the code that the work reaches and the parents' keys; it changes exactly when the result could. Whatever
+changes a key changes a folder: a budget and a seed end the name of the scale's folder, another model and
+another training seed end a run's. Imports neither torch nor transformers.
 """
 
 import functools
@@ -31,7 +32,8 @@ from relinear.stages.measure import check_tasks, of_shape, undefined
 
 CHOICES = {"scale": str, "budget": float, "seed": int, "seeds": int, "teacher": str, "device": str}
 FURTHEST_SEED = 1000  # the largest number of a run's training seed, counted from the plan's seed
-# The bounds of choices: beyond them numbers overflow, generators refuse a seed, or planning alone takes minutes.
+# The bounds of choices: beyond them numbers overflow, generators refuse a seed, or planning alone takes
+# minutes.
 BOUNDS = {
     "budget": (1e-6, 10**6, "the multiple of every amount"),
     "seed": (0, 2**32 - 1 - FURTHEST_SEED, "where random numbers begin"),
@@ -103,14 +105,26 @@ class Plan:
     @functools.cached_property
     def scaled(self) -> Scaled:
         """What stages may look up."""
-        return Scaled(self.scale, self.config, self.budget, self.seed, self.models, self.data, self.measures, self.catalogue, self.workflow)
+        return Scaled(
+            self.scale,
+            self.config,
+            self.budget,
+            self.seed,
+            self.models,
+            self.data,
+            self.measures,
+            self.catalogue,
+            self.workflow,
+        )
 
     def stand_in(self, kind: str, name: str) -> str:
-        """The model or data that this scale takes for a name. Raises ConfigError where there is none of that name."""
+        """The model or data that this scale takes for a name. Raises ConfigError where there is none of that
+        name."""
         return self.scaled.stand_in(kind, name)
 
     def run(self, name: str) -> Resolved:
-        """A run by its name: `lizard`, `lizard@mistral-7b` (of another model), `lizard-seed1` (trained with another seed), or both."""
+        """A run by its name: `lizard`, `lizard@mistral-7b` (of another model), `lizard-seed1` (trained with
+        another seed), or both."""
         if name not in self._resolved:
             base, model, seed = self._parts(name)
             begins = self.stand_in("models", model or self.runs[base].model)
@@ -127,17 +141,20 @@ class Plan:
         base = name if part is None else part["base"]
         one_of("run", base, self.runs)
         if part and part["seed"] and (len(part["seed"]) > 4 or int(part["seed"]) > FURTHEST_SEED):
-            raise ConfigError(f"no run {name!r}: trainings with other seeds end in -seed1 to -seed{FURTHEST_SEED}")
+            raise ConfigError(
+                f"no run {name!r}: trainings with other seeds end in -seed1 to -seed{FURTHEST_SEED}"
+            )
         return (base, part["model"], int(part["seed"] or 0)) if part else (base, None, 0)
 
     def name(self, run: str) -> str:
-        """A run's name in folders: without a model that the scale takes for it anyway, and with the teacher that `--config teacher=` chose for it."""
+        """A run's name in folders: without a model that the scale takes for it anyway, and with the teacher
+        that `--config teacher=` chose for it."""
         base, model, seed = self._parts(run)
         return self._name(base, model or self._teacher_of(base), seed)
 
     def _teacher_of(self, base: str) -> str | None:
-        """The `--config teacher=` override for a run. None if the run uses the other kind of model (encoder or decoder) or a
-        model with the vocabulary of one data set."""
+        """The `--config teacher=` override for a run. None if the run uses the other kind of model (encoder
+        or decoder) or a model with the vocabulary of one data set."""
         usual = self.models[self.stand_in("models", self.runs[base].model)]
         chosen = self.models[self.stand_in("models", self.teacher)] if self.teacher else usual
         return self.teacher if chosen.causal == usual.causal and usual.data is None else None
@@ -148,14 +165,16 @@ class Plan:
         return base + other + (f"-seed{seed}" if seed else "")
 
     def repeats(self, run: str) -> list[str]:
-        """A run's trainings with further seeds, which share its model, texts and items; none for one that is not trained."""
+        """A run's trainings with further seeds, which share its model, texts and items; none for one that is
+        not trained."""
         trained = any(link.steps for link in self.chain(run))
         return [f"{run}-seed{n}" for n in range(1, self.seeds)] if trained else []
 
     # --- chains ---
 
     def chain(self, run: str, before: str | None = None) -> list[LinkNodes]:
-        """The methods and steps behind a run, from its model on; `before` ends it ahead of that step of the run itself."""
+        """The methods and steps behind a run, from its model on; `before` ends it ahead of that step of the
+        run itself."""
         return self._chain(run, self._steps(run, before))
 
     def _steps(self, run: str, before: str | None) -> list[str]:
@@ -173,7 +192,9 @@ class Plan:
         if links and (links[-1].method, links[-1].options) == (run.method, run.options):
             links[-1] = links[-1]._replace(steps=(*links[-1].steps, *own))
         else:
-            links = [link for link in links if link.steps or link.method != "softmax"] + [LinkNodes(run.method, run.options, own)]
+            links = [link for link in links if link.steps or link.method != "softmax"] + [
+                LinkNodes(run.method, run.options, own)
+            ]
         return links
 
     def like(self, base: str, name: str) -> str:
@@ -185,16 +206,21 @@ class Plan:
     @property
     def root(self) -> Path:
         """The scale's folder; another budget and another seed have folders of their own."""
-        return self.results / (self.scale + (f"-x{short(self.budget)}" if self.budget != 1 else "") + (f"-seed{self.seed}" if self.seed else ""))
+        return self.results / (
+            self.scale
+            + (f"-x{short(self.budget)}" if self.budget != 1 else "")
+            + (f"-seed{self.seed}" if self.seed else "")
+        )
 
     @property
     def store(self) -> str:
-        """The place where MLflow mirrors all scales: one SQLite file beside them, or the server that MLFLOW_TRACKING_URI names."""
+        """The place where MLflow mirrors all scales: one SQLite file beside them, or the server that
+        MLFLOW_TRACKING_URI names."""
         return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{(self.results / 'mlflow.db').resolve()}"
 
     def node(self, stage: str, name: str, part: str = "") -> Node:
-        """A checked node, by its name in folders. Raises ConfigError for an unknown stage, name or measure, a step that a run does not have, and a
-        measurement of lengths that its model cannot read."""
+        """A checked node, by its name in folders. Raises ConfigError for an unknown stage, name or measure, a
+        step that a run does not have, and a measurement of lengths that its model cannot read."""
         one_of("stage", stage, stages.available())
         if stage == "measure" or stages.stage(stage).trains:
             if (called := self._name(*self._parts(name))) != name:
@@ -211,7 +237,11 @@ class Plan:
         elif stage == "model":
             one_of("model", name, self.models)
         elif stage not in stages.texts() and stage in stages.makers():
-            one_of(f"data of kind {stage!r},", name, [data for data, found in self.data.items() if found.make == stage])
+            one_of(
+                f"data of kind {stage!r},",
+                name,
+                [data for data, found in self.data.items() if found.make == stage],
+            )
         else:
             self.text_of(Node(stage, name))
         return Node(stage, name, part)
@@ -221,14 +251,17 @@ class Plan:
         return Node("model", self.run(run).model)
 
     def text(self, data: str, model: str, dose: float = 1.0) -> Node:
-        """The node of the tokens that stand in for a data set at this scale. Raises ConfigError for data that are no tokens."""
+        """The node of the tokens that stand in for a data set at this scale. Raises ConfigError for data that
+        are no tokens."""
         return self.scaled.text(data, model, dose)
 
     def text_of(self, node: Node) -> Text:
         """Data, model and dose of a text node, or of one that is named after a text."""
         part = TEXT.fullmatch(node.name)
         if part is None:
-            raise ConfigError(f"no text {node.name!r}; a text is <data>@<model>, with -x<dose> where the dose is not 1")
+            raise ConfigError(
+                f"no text {node.name!r}; a text is <data>@<model>, with -x<dose> where the dose is not 1"
+            )
         one_of("data", part["data"], self.data), one_of("model", part["model"], self.models)
         try:
             kind = node.stage if node.stage in stages.texts() else "text"
@@ -304,7 +337,12 @@ class Plan:
         """The hash of all that a node's result depends on: settings, code, its parents' keys."""
         if node not in self._keys:
             parents = {role: self.key(parent) for role, parent in self.parents(node).items()}
-            counted = {"stage": node.stage, "settings": self.settings(node), "code": self.code(node), "parents": parents}
+            counted = {
+                "stage": node.stage,
+                "settings": self.settings(node),
+                "code": self.code(node),
+                "parents": parents,
+            }
             self._keys[node] = digest(counted)
         return self._keys[node]
 
@@ -313,7 +351,8 @@ class Plan:
         return {}
 
     def finished(self, node: Node) -> Path | None:
-        """The folder of a node whose result is there as this plan would make it; None where it is not, or where its record is broken."""
+        """The folder of a node whose result is there as this plan would make it; None where it is not, or
+        where its record is broken."""
         folder = self.folder(node)
         record = records.finished(folder)
         return folder if record is not None and record["key"] == self.key(node) else None
@@ -322,15 +361,19 @@ class Plan:
 
     def out(self, artefact: Artefact) -> Path:
         """The folder of a table or figure: another teacher and several seeds have folders of their own."""
-        return self.root / (artefact.paper + (f"@{self.teacher}" if self.teacher else "") + (f"-seeds{self.seeds}" if self.seeds > 1 else ""))
+        return self.root / (
+            artefact.paper
+            + (f"@{self.teacher}" if self.teacher else "")
+            + (f"-seeds{self.seeds}" if self.seeds > 1 else "")
+        )
 
     def drawing(self, artefact: Artefact) -> Path:
         """The record of a table or figure: the sha256 of each file that was drawn."""
         return records.drawing(self.out(artefact), artefact.stem)
 
     def reads(self, artefact: Artefact) -> dict[tuple[str, str], Node]:
-        """(run, measure) of every measurement that an artefact shows -> its node. Measures that the scale leaves out, and cells of
-        a table that are not defined (`undefined`), are not among them.
+        """(run, measure) of every measurement that an artefact shows -> its node. Measures that the scale
+        leaves out, and cells of a table that are not defined (`undefined`), are not among them.
 
         Raises ConfigError, which names the spec, for a run or measure that does not exist.
         """
@@ -350,7 +393,8 @@ class Plan:
         return found
 
     def undefined(self, artefact: Artefact) -> dict[tuple[str, str], str]:
-        """(run, measure) of the cells of a table that no measurement can fill -> why: a row's method lacks what the column's measure is of."""
+        """(run, measure) of the cells of a table that no measurement can fill -> why: a row's method lacks
+        what the column's measure is of."""
         if not isinstance(artefact.spec, Table):
             return {}
         nodes = {(run, measure): self.measured(run, measure) for run, measure in artefact.reads(self.scale)}
@@ -360,7 +404,8 @@ class Plan:
         return undefined(self.run(node.name).run.method, self.measures[node.part])
 
     def files(self, artefact: Artefact) -> list[str]:
-        """The other inputs of an artefact: as measured on this machine where they were, else as they are committed."""
+        """The other inputs of an artefact: as measured on this machine where they were, else as they are
+        committed."""
         found = []
         for file in artefact.files():
             own, committed = Path(file), Path(file.replace("results/", "results/reference/", 1))
@@ -401,11 +446,15 @@ class Plan:
     # --- checks ---
 
     def check(self) -> None:
-        """Raise ConfigError for all mistakes that can be found before any work starts, a line each: in the choices, in every table and figure, and in
-        every step of every run."""
+        """Raise ConfigError for all mistakes that can be found before any work starts, a line each: in the
+        choices, in every table and figure, and in every step of every run."""
         self.check_choices()
         checks = [partial(self.check_artefact, artefact) for artefact in self.artefacts.values()]
-        checks += [partial(self.check_node, Node(step, name)) for name in map(self.name, self.runs) for step in self.run(name).run.recipes]
+        checks += [
+            partial(self.check_node, Node(step, name))
+            for name in map(self.name, self.runs)
+            for step in self.run(name).run.recipes
+        ]
         faults: dict[str, None] = {}
         for check in checks:
             try:
@@ -419,7 +468,9 @@ class Plan:
         """Raise ConfigError for choices and settings that are wrong whatever is asked for."""
         for name, (least, most, what) in BOUNDS.items():
             if not least <= (given := getattr(self, name)) <= most:
-                raise ConfigError(f"{name}, {what}, must be at least {least:g} and at most {most}; got {str(given)[:40]}")
+                raise ConfigError(
+                    f"{name}, {what}, must be at least {least:g} and at most {most}; got {str(given)[:40]}"
+                )
         if self.device not in (None, "cpu", "cuda"):
             raise ConfigError(f"device must be cpu or cuda; got {self.device!r}")
         if self.teacher is not None:
@@ -433,7 +484,12 @@ class Plan:
         for metric, options in self.config.measures.items():
             one_of(f"metric of scale {self.scale!r},", metric, metrics())
             with suppress(SourceError):  # a metric's own fault, which is told where the metric is asked for
-                check_values(metric_file(metric), options, f"scales/{self.scale}.yaml: measures: {metric}", partial=True)
+                check_values(
+                    metric_file(metric),
+                    options,
+                    f"scales/{self.scale}.yaml: measures: {metric}",
+                    partial=True,
+                )
 
     def check_artefact(self, artefact: Artefact) -> None:
         """Raise ConfigError for a mistake in a table or figure, or in anything that stands behind it."""
@@ -442,7 +498,11 @@ class Plan:
         nodes = self.reads(artefact)
         for measure, metric in artefact.spec.named():
             source = self.measures[one_of(f"measure of {artefact.path},", measure, self.measures)].metric
-            one_of(f"reading of measure {measure!r} in {artefact.path},", metric, metric_yields(metric_file(source)))
+            one_of(
+                f"reading of measure {measure!r} in {artefact.path},",
+                metric,
+                metric_yields(metric_file(source)),
+            )
         self._check_columns(artefact)
         for node in nodes.values():
             self.check_node(node, artefact.path)
@@ -452,13 +512,21 @@ class Plan:
         undefined = self.undefined(artefact)
         for column in artefact.spec.columns if undefined else ():
             cells = [line.cells.get(column.name) for line in artefact.spec.lines]
-            reasons = [(cell.run, undefined.get((cell.run, cell.measure))) for cell in cells if isinstance(cell, Address)]
+            reasons = [
+                (cell.run, undefined.get((cell.run, cell.measure)))
+                for cell in cells
+                if isinstance(cell, Address)
+            ]
             if reasons and self.scale not in column.not_at and all(why for _, why in reasons):
                 said = "; ".join(f"{run} has {why}" for run, why in reasons)
-                raise ConfigError(f"{artefact.path}: column {column.name!r} is defined in no row: {said}. Possible: another measure, or other rows")
+                raise ConfigError(
+                    f"{artefact.path}: column {column.name!r} is defined in no row: {said}. Possible: another"
+                    " measure, or other rows"
+                )
 
     def check_node(self, node: Node, where: str = "") -> None:
-        """Raise ConfigError for a mistake in a node's settings, which `where` asks for, or in those of a node that it is made from."""
+        """Raise ConfigError for a mistake in a node's settings, which `where` asks for, or in those of a node
+        that it is made from."""
         if node in self._checked:
             return
         try:
@@ -482,16 +550,19 @@ class Plan:
         stage = stages.stage(node.stage)
         if processes > 1 and not stage.spread:
             spread = ", ".join(s for s in stages.available() if stages.stage(s).spread)
-            raise ConfigError(f"{node.stage} is the work of one process; got {processes}. Several can do {spread}")
+            raise ConfigError(
+                f"{node.stage} is the work of one process; got {processes}. Several can do {spread}"
+            )
         work = self.work(node)
-        # With another teacher, a table that asks for too much is refused where it is asked for (`node`), and no other.
+        # With another teacher, a table that asks for too much is refused where it is asked for (`node`), and
+        # no other.
         if (why := work.refused or (work.beyond if self.teacher is None else None)) is not None:
             raise ConfigError(why)
         if work.sequences and work.sequences % processes:
             possible = ", ".join(str(n) for n in range(1, work.sequences + 1) if work.sequences % n == 0)
             raise ConfigError(
-                f"scale {self.scale!r}: a step of {node.stage} has batch_size x accumulate = {work.sequences} sequences, which "
-                f"{processes} processes cannot share evenly; possible: {possible}"
+                f"scale {self.scale!r}: a step of {node.stage} has batch_size x accumulate = {work.sequences}"
+                f" sequences, which {processes} processes cannot share evenly; possible: {possible}"
             )
 
     def gpus(self, stage: str) -> int:
@@ -509,13 +580,21 @@ class Plan:
 
     def as_options(self) -> str:
         """This plan as options of `relinear`'s verbs."""
-        given = {"scale": self.scale, "budget": self.budget, "seed": self.seed, "seeds": self.seeds, "teacher": self.teacher, "device": self.device,
-                 "results": self.results}  # fmt: skip
+        given = {
+            "scale": self.scale,
+            "budget": self.budget,
+            "seed": self.seed,
+            "seeds": self.seeds,
+            "teacher": self.teacher,
+            "device": self.device,
+            "results": self.results,
+        }
         return " ".join(f"--{k} {shlex.quote(str(v))}" for k, v in given.items() if v is not None)
 
 
 def from_cli(config: dict[str, Any], workflow: Path = WORKFLOW) -> Plan:
-    """The plan of `snakemake --config`. Raises ConfigError for an unknown key or a value of the wrong kind."""
+    """The plan of `snakemake --config`. Raises ConfigError for an unknown key or a value of the wrong
+    kind."""
     unknown = sorted(str(name) for name in set(config) - set(CHOICES))
     if unknown:
         raise ConfigError(f"unknown --config {', '.join(unknown)}; possible: {', '.join(CHOICES)}")

@@ -1,8 +1,9 @@
 """Published numbers: `workflow/papers/<paper>/published.csv`, one number a line.
 
-A line says which cell of ours the number stands beside (`table`, a spec's file name without its ending, `row` and
-`column`), the number, the `model` that it was measured on, the `label` of the table that prints it, and its `origin`:
-`measured` by the authors of that table, `copied from ...`, or `computed` by us from other cells of that table's row.
+A line says which cell of ours the number stands beside (`table`, a spec's file name without its ending, `row`
+and `column`), the number, the `model` that it was measured on, the `label` of the table that prints it, and
+its `origin`: `measured` by the authors of that table, `copied from ...`, or `computed` by us from other cells
+of that table's row.
 """
 
 import csv
@@ -22,7 +23,8 @@ ORIGIN = re.compile(rf"{MEASURED}|{COMPUTED}|copied from \S.*")
 
 
 class Entry(NamedTuple):
-    """What one table of a paper prints in one row for one model: column -> number. `computed`: the columns that it does not print."""
+    """What one table of a paper prints in one row for one model: column -> number. `computed`: the columns
+    that it does not print."""
 
     model: str
     label: str
@@ -40,8 +42,8 @@ class Entry(NamedTuple):
 def published(folder: Path, table: str) -> dict[str, tuple[Entry, ...]]:
     """Row of a table -> its entries, in the order of the paper's file; empty without a file.
 
-    Raises ConfigError, with file and line, for a file with other columns, a value that is no number, an unknown
-    origin, and a number that stands there twice.
+    Raises ConfigError, with file and line, for a file with other columns, a value that is no number, an
+    unknown origin, and a number that stands there twice.
     """
     path = folder / FILE
     return _read(path, path.stat().st_mtime_ns).get(table, {}) if path.is_file() else {}
@@ -61,23 +63,39 @@ def tables(folder: Path) -> list[str]:
 
 @functools.lru_cache(maxsize=64)
 def _read(path: Path, _: int) -> dict[str, dict[str, tuple[Entry, ...]]]:
-    """Table -> row -> entries. `_`: the time of the file's last change, so that an edited file is read again."""
+    """Table -> row -> entries. `_`: the time of the file's last change, so that an edited file is read
+    again."""
     where = f"{path.parent.name}/{path.name}"
     reader = csv.DictReader(path.read_text(encoding="utf-8").splitlines())
     if tuple(reader.fieldnames or ()) != COLUMNS:
-        raise ConfigError(f"{where} must have the columns {', '.join(COLUMNS)}; got {', '.join(reader.fieldnames or ())}")
+        raise ConfigError(
+            f"{where} must have the columns {', '.join(COLUMNS)}; got {', '.join(reader.fieldnames or ())}"
+        )
     found: dict[str, dict[str, dict[tuple[str, str], Entry]]] = {}
     for number, line in enumerate(reader, start=2):
         _check(line, f"{where}, line {number}")
-        entries, place = found.setdefault(line["table"], {}).setdefault(line["row"], {}), (line["model"], line["label"])
-        entry, column, origin = entries.get(place, Entry(*place, COMPUTED, {})), line["column"], line["origin"]
+        entries, place = (
+            found.setdefault(line["table"], {}).setdefault(line["row"], {}),
+            (line["model"], line["label"]),
+        )
+        entry, column, origin = (
+            entries.get(place, Entry(*place, COMPUTED, {})),
+            line["column"],
+            line["origin"],
+        )
         if column in entry.values:
-            raise ConfigError(f"{where}, line {number}: column {column!r} of row {line['row']!r} stands there twice")
+            raise ConfigError(
+                f"{where}, line {number}: column {column!r} of row {line['row']!r} stands there twice"
+            )
         entries[place] = entry._replace(
-            origin=origin if entry.origin == COMPUTED else entry.origin, values=entry.values | {column: float(line["value"])},
+            origin=origin if entry.origin == COMPUTED else entry.origin,
+            values=entry.values | {column: float(line["value"])},
             computed=(*entry.computed, *[column] * (origin == COMPUTED)),
-        )  # fmt: skip
-    return {table: {row: tuple(entries.values()) for row, entries in rows.items()} for table, rows in found.items()}
+        )
+    return {
+        table: {row: tuple(entries.values()) for row, entries in rows.items()}
+        for table, rows in found.items()
+    }
 
 
 def _check(line: dict[str, str], where: str) -> None:
@@ -91,6 +109,8 @@ def _check(line: dict[str, str], where: str) -> None:
     if not math.isfinite(value):
         raise ConfigError(f"{where}: value must be a number; got {line['value']!r}")
     if not ORIGIN.fullmatch(line["origin"]):
-        raise ConfigError(f"{where}: origin must be measured, computed or copied from ...; got {line['origin']!r}")
+        raise ConfigError(
+            f"{where}: origin must be measured, computed or copied from ...; got {line['origin']!r}"
+        )
     if empty := [name for name in COLUMNS[:-1] if not line[name]]:
         raise ConfigError(f"{where}: {', '.join(empty)} must not be empty")

@@ -1,5 +1,5 @@
-"""The one reader of every YAML below `workflow/`. It refuses a name given twice and what no setting can be: NaN, numbers beyond a float's exact
-integers, control characters."""
+"""The one reader of every YAML below `workflow/`. It refuses a name given twice and what no setting can be:
+NaN, numbers beyond a float's exact integers, control characters."""
 
 import math
 from collections.abc import Iterator
@@ -35,16 +35,22 @@ class _UniqueKeys(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
 
     @staticmethod
     def _once(node: yaml.MappingNode) -> None:
-        names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge"]
+        names = [
+            key.value
+            for key, _ in node.value
+            if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge"
+        ]
         if twice := sorted({n for n in names if names.count(n) > 1}):
-            raise yaml.YAMLError(f"{', '.join(map(repr, twice))} stands there twice, line {node.start_mark.line + 1} on")
+            raise yaml.YAMLError(
+                f"{', '.join(map(repr, twice))} stands there twice, line {node.start_mark.line + 1} on"
+            )
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
     """The mapping that a YAML file holds.
 
-    Raises ConfigError for a file that is missing, empty, no UTF-8, no YAML or no mapping, for a name given twice, and naming each value that no
-    setting has.
+    Raises ConfigError for a file that is missing, empty, no UTF-8, no YAML or no mapping, for a name given
+    twice, and naming each value that no setting has.
     """
     where = f"{path.parent.name}/{path.name}"
     if not path.is_file():
@@ -56,7 +62,9 @@ def read_yaml(path: Path) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise ConfigError(f"{where} is not UTF-8 text: {error.reason} at byte {error.start}") from None
     except RecursionError:
-        raise ConfigError(f"{where} is nested too deep, or holds itself; settings have a dozen levels at most") from None
+        raise ConfigError(
+            f"{where} is nested too deep, or holds itself; settings have a dozen levels at most"
+        ) from None
     except (yaml.YAMLError, ValueError) as error:  # ValueError: an impossible date
         raise ConfigError(f"{where} is not YAML: {' '.join(str(error).split())}") from None
     if len(values) > MOST:
@@ -89,5 +97,14 @@ def _refused(value: Any) -> str:
         return f"must be at most {LARGEST}; got {str(value)[:40]}"
     if isinstance(value, str) and len(value) > LONGEST:
         return f"must have at most {LONGEST} characters; got {len(value)}"
-    strange = next((c for c in value if not c.isprintable() and c not in "\n\t"), None) if isinstance(value, str) else None
-    return f"has the character {strange!r}, which is not printed; possible: letters, digits, signs and line breaks" if strange else ""
+    strange = (
+        next((c for c in value if not c.isprintable() and c not in "\n\t"), None)
+        if isinstance(value, str)
+        else None
+    )
+    return (
+        f"has the character {strange!r}, which is not printed; possible: letters, digits, signs and line"
+        " breaks"
+        if strange
+        else ""
+    )

@@ -6,7 +6,12 @@ from pathlib import Path
 PACKAGES = {"relinear": Path(__file__).parents[1]}
 # kernels/ lies beside src/ in the repository, and beside relinear/ where both are installed as wheels.
 PACKAGES["relinear_kernels"] = next(
-    p for p in (Path(__file__).parents[3] / "kernels" / "relinear_kernels", Path(__file__).parents[2] / "relinear_kernels") if p.is_dir()
+    p
+    for p in (
+        Path(__file__).parents[3] / "kernels" / "relinear_kernels",
+        Path(__file__).parents[2] / "relinear_kernels",
+    )
+    if p.is_dir()
 )
 
 

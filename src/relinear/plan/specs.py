@@ -25,20 +25,27 @@ from relinear.plan.strict import ConfigError, Strict, parse
 from relinear.plan.tables import Column, Picture, Table
 
 SHAPES: dict[str, type[Spec]] = {
-    "table": Table, "picture": Picture, "curves": Curves, "attention_maps": AttentionMaps, "grid": Grid, "own": Own,
-}  # fmt: skip
+    "table": Table,
+    "picture": Picture,
+    "curves": Curves,
+    "attention_maps": AttentionMaps,
+    "grid": Grid,
+    "own": Own,
+}
 SCRIPTED = ("own", "picture")  # shapes that a file beside the spec draws
 NO_SPECS = ("paper", "runs")  # files of a paper's folder that are no table or figure
 COLUMNS = "columns.yaml"  # in the workflow: columns that several tables have
 READ = {"measure", "mean", "recovery", "ties"}  # a column that says one of these is a table's own
-SAME_AS = "same_as"  # in a spec: the stem of another of its paper, from which it takes what it does not say itself
+# in a spec: the stem of another of its paper, from which it takes what it does not say itself
+SAME_AS = "same_as"
 
 
 class Finding(Strict):
-    """A finding for the reader. Its numbers are read from a committed table: `{rows[lizard][ppl]:.1f}` in `says` is a cell.
+    """A finding for the reader. Its numbers are read from a committed table: `{rows[lizard][ppl]:.1f}` in
+    `says` is a cell.
 
-    `of`: the table, below `results/reference`. `ascending`: (run, column) of cells; the finding is true if their values rise
-    in this order.
+    `of`: the table, below `results/reference`. `ascending`: (run, column) of cells; the finding is true if
+    their values rise in this order.
     """
 
     says: str
@@ -56,10 +63,11 @@ class Untested(Strict):
 
 
 class Paper(Strict):
-    """A paper.yaml: the paper's title and address, the labels of all its tables and figures, and our findings.
+    """A paper.yaml: the paper's title and address, the labels of all its tables and figures, and our
+    findings.
 
-    `forms`: method -> options of the method and settings of its steps that a run must have before a claim of this paper is
-    judged by it (`relinear.plan.forms`).
+    `forms`: method -> options of the method and settings of its steps that a run must have before a claim of
+    this paper is judged by it (`relinear.plan.forms`).
     """
 
     title: str
@@ -75,8 +83,8 @@ class Paper(Strict):
 class Artefact:
     """A table or figure. `file` is its spec on this machine.
 
-    `same_as`: the stem of the spec that supplies what its own leaves out. `forms`: paper -> method -> what claims ask of a
-    run of that method.
+    `same_as`: the stem of the spec that supplies what its own leaves out. `forms`: paper -> method -> what
+    claims ask of a run of that method.
     """
 
     file: Path
@@ -106,7 +114,8 @@ class Artefact:
 
     @property
     def rows_path(self) -> str:
-        """The path in the repository of the spec in which its rows stand, for pointers to published numbers."""
+        """The path in the repository of the spec in which its rows stand, for pointers to published
+        numbers."""
         return f"workflow/papers/{self.paper}/{self.same_as or self.stem}.yaml"
 
     @property
@@ -116,7 +125,8 @@ class Artefact:
 
     @property
     def beside(self) -> list[str]:
-        """What a table has from other files than its spec, by which Snakemake sees a change: columns and published numbers."""
+        """What a table has from other files than its spec, by which Snakemake sees a change: columns and
+        published numbers."""
         if not isinstance(self.spec, Table):
             return []
         entries = [(line.name, entry) for line in self.spec.lines for entry in self.spec.printed(line.name)]
@@ -134,7 +144,8 @@ class Artefact:
         return isinstance(self.spec, Table) and self.spec.seeds
 
     def reads(self, scale: str | None = None) -> list[Read]:
-        """The measurements it needs, as (run, measure), in order and each once; at a scale, without those that it leaves out there."""
+        """The measurements it needs, as (run, measure), in order and each once; at a scale, without those
+        that it leaves out there."""
         return self.spec.reads(scale)
 
     @property
@@ -153,13 +164,18 @@ class Artefact:
 
     @property
     def module(self) -> str:
-        """The module that draws it, for the code's hash. An artefact with a `script` changes with that file, too."""
+        """The module that draws it, for the code's hash. An artefact with a `script` changes with that file,
+        too."""
         return f"relinear.draw.{self.spec.draw}"
 
 
 def papers(folder: Path) -> dict[str, Paper]:
-    """Every paper below `workflow/papers`, by its folder. Raises ConfigError for a folder without a good paper.yaml."""
-    found = {sub.name: parse(Paper, read_yaml(sub / "paper.yaml"), f"{sub.name}/paper.yaml") for sub in _folders(folder)}
+    """Every paper below `workflow/papers`, by its folder. Raises ConfigError for a folder without a good
+    paper.yaml."""
+    found = {
+        sub.name: parse(Paper, read_yaml(sub / "paper.yaml"), f"{sub.name}/paper.yaml")
+        for sub in _folders(folder)
+    }
     for name, paper in found.items():
         for method, form in paper.forms.items():
             check_form(form, f"{name}/paper.yaml: forms: {method}", method)
@@ -171,12 +187,15 @@ def _folders(folder: Path) -> list[Path]:
 
 
 def available(folder: Path, added: Mapping[str, list[str]] | None = None) -> dict[str, Artefact]:
-    """Every table and figure below `workflow/papers`, by name; `added`: `<paper>/<stem>` of a table -> runs to show after its own rows.
+    """Every table and figure below `workflow/papers`, by name; `added`: `<paper>/<stem>` of a table -> runs
+    to show after its own rows.
 
     Raises ConfigError for a spec that is wrong, and for runs added to what is no table with a list of rows.
     """
     known = papers(folder)
-    files = [file for sub in _folders(folder) for file in sorted(sub.glob("*.yaml")) if file.stem not in NO_SPECS]
+    files = [
+        file for sub in _folders(folder) for file in sorted(sub.glob("*.yaml")) if file.stem not in NO_SPECS
+    ]
     tables = {f"{file.parent.name}/{file.stem}": file for file in files}
     for sub in _folders(folder):
         if unknown := set(published_tables(sub)) - {file.stem for file in files if file.parent == sub}:
@@ -189,7 +208,8 @@ def available(folder: Path, added: Mapping[str, list[str]] | None = None) -> dic
 
 
 def read(path: Path) -> Artefact:
-    """The table or figure that a spec describes. Raises ConfigError, with what was got and what is possible, for whatever is wrong in it."""
+    """The table or figure that a spec describes. Raises ConfigError, with what was got and what is possible,
+    for whatever is wrong in it."""
     return _read(path, papers(path.parent.parent))
 
 
@@ -211,10 +231,15 @@ def _read(path: Path, known: Mapping[str, Paper], added: Sequence[str] = ()) -> 
         raise ConfigError(f"{where}: no shape draw: {shape!r}; have {', '.join(SHAPES)}")
     if script != (shape in SCRIPTED):
         has = "a" if script else "no"
-        raise ConfigError(f"{where}: {path.stem}.py draws it exactly where it says draw: {' or '.join(SCRIPTED)}; got draw: {shape}, {has} file")
+        raise ConfigError(
+            f"{where}: {path.stem}.py draws it exactly where it says draw: {' or '.join(SCRIPTED)}; got draw:"
+            f" {shape}, {has} file"
+        )
     spec = parse(SHAPES[shape], data, where)
     if isinstance(spec, Table):
-        spec.put_beside(relabelled(published(path.parent, same_as or path.stem), base.get("label", ""), spec.label))
+        spec.put_beside(
+            relabelled(published(path.parent, same_as or path.stem), base.get("label", ""), spec.label)
+        )
     try:
         spec.check()
         _check_names(spec, path, known)
@@ -246,7 +271,8 @@ def _shared_columns(path: Path, _: int) -> dict[str, dict[str, Any]]:
 
 
 def _column(given: Any, shared: Mapping[str, Mapping[str, Any]], where: str) -> Any:
-    """A column as a table says it: the name of a shared one, a shared one and what differs, or one of its own."""
+    """A column as a table says it: the name of a shared one, a shared one and what differs, or one of its
+    own."""
     name = given.get("name") if isinstance(given, dict) else given
     if isinstance(given, str) and given not in shared:
         raise ConfigError(f"{where}: no column {given!r} in {COLUMNS}; have {', '.join(shared) or 'none'}")
@@ -256,21 +282,28 @@ def _column(given: Any, shared: Mapping[str, Mapping[str, Any]], where: str) -> 
 
 
 def _base(path: Path, same_as: Any, data: Mapping[str, Any]) -> dict[str, Any]:
-    """The spec beside a spec that it is `same_as`. Raises ConfigError where there is none, where that has a base, too, and for rows of both."""
+    """The spec beside a spec that it is `same_as`. Raises ConfigError where there is none, where that has a
+    base, too, and for rows of both."""
     where = f"{path.parent.name}/{path.name}"
     have = sorted(file.stem for file in path.parent.glob("*.yaml") if file.stem not in (*NO_SPECS, path.stem))
     if same_as not in have:
-        raise ConfigError(f"{where}: {SAME_AS} is a table or figure of the same paper; got {same_as!r}; have {', '.join(have)}")
+        raise ConfigError(
+            f"{where}: {SAME_AS} is a table or figure of the same paper; got {same_as!r}; have"
+            f" {', '.join(have)}"
+        )
     base = read_yaml(path.with_name(f"{same_as}.yaml"))
     if SAME_AS in base:
-        raise ConfigError(f"{where}: {SAME_AS} {same_as}, which is itself {SAME_AS} {base[SAME_AS]}; name that")
+        raise ConfigError(
+            f"{where}: {SAME_AS} {same_as}, which is itself {SAME_AS} {base[SAME_AS]}; name that"
+        )
     if "rows" in data:
         raise ConfigError(f"{where} is {SAME_AS} {same_as} and has rows of its own; give one or the other")
     return base
 
 
 def _check_names(spec: Spec, path: Path, known: Mapping[str, Paper]) -> None:
-    """Raises ValueError for a label, source or paper that no paper.yaml has, and for a file that is not called as its label is."""
+    """Raises ValueError for a label, source or paper that no paper.yaml has, and for a file that is not
+    called as its label is."""
     own = known[path.parent.name]
     if own.labels:
         if spec.label not in own.labels:
@@ -280,7 +313,9 @@ def _check_names(spec: Spec, path: Path, known: Mapping[str, Paper]) -> None:
     labels = [spec.label, *(label for paper in known.values() for label in paper.labels)]
     for source in spec.sources():
         if source not in labels:
-            raise ValueError(f"{FILE}: no table {source!r} to take published numbers from; have {', '.join(labels)}")
+            raise ValueError(
+                f"{FILE}: no table {source!r} to take published numbers from; have {', '.join(labels)}"
+            )
     for claim in spec.claims:
         if claim.paper is not None and claim.paper not in known:
             raise ValueError(f"claim {claim.claim!r}: no paper {claim.paper!r}; have {', '.join(known)}")

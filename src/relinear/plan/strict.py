@@ -29,7 +29,8 @@ def _truths(name: str, value: Any) -> Iterator[str]:
 
 
 class Strict(BaseModel):
-    """Settings that people write by hand. Frozen; an unknown key is an error, and so is `true` where a number belongs."""
+    """Settings that people write by hand. Frozen; an unknown key is an error, and so is `true` where a number
+    belongs."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -38,7 +39,9 @@ class Strict(BaseModel):
     def _true_is_no_number(cls, given: Any) -> Any:
         for name, value in given.items() if isinstance(given, dict) else ():
             parts = value.items() if isinstance(value, dict) else [("", value)]
-            truth = next((said for key, part in parts for said in _truths(f"{name}.{key}".rstrip("."), part)), None)
+            truth = next(
+                (said for key, part in parts for said in _truths(f"{name}.{key}".rstrip("."), part)), None
+            )
             if truth is not None and (field := cls.model_fields.get(name)):
                 kinds = set(map(str, _kinds(field.annotation)))
                 if kinds & {str(int), str(float)} and not kinds & {str(bool), str(Any)}:
@@ -55,14 +58,17 @@ class ConfigError(UserError):
 
 
 def parse(model: type[Schema], data: Any, where: str, partial: bool = False) -> Schema:
-    """`model` from plain data. Raises ConfigError naming each wrong key, its value, and the keys that are possible there.
+    """`model` from plain data. Raises ConfigError naming each wrong key, its value, and the keys that are
+    possible there.
 
     `partial`: another place may give what is not given here.
     """
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        wrong = [_explain(model, e, where) for e in error.errors() if not (partial and e["type"] == "missing")]
+        wrong = [
+            _explain(model, e, where) for e in error.errors() if not (partial and e["type"] == "missing")
+        ]
         if not wrong:
             return model.model_construct(**data)
         raise ConfigError("\n".join(wrong)) from None
@@ -83,7 +89,8 @@ def _explain(model: type[BaseModel], error: dict, where: str) -> str:
 
 
 def _within(model: type[BaseModel], part: str | int) -> type[BaseModel]:
-    """The model that a field holds, alone or in a collection; the model itself for a place in a collection."""
+    """The model that a field holds, alone or in a collection; the model itself for a place in a
+    collection."""
     if part not in model.model_fields:
         return model
     waiting = [model.model_fields[str(part)].annotation]

@@ -17,7 +17,8 @@ DATA = "{data}"  # in a column's title: the name of the data that its measure re
 
 
 class Place(Strict):
-    """The reading of a cell. `{word}` stands for the row's word of that name, as in `run: "lizard_w64_m{meta}"`."""
+    """The reading of a cell. `{word}` stands for the row's word of that name, as in `run:
+    "lizard_w64_m{meta}"`."""
 
     run: str | None = None
     measure: str | None = None
@@ -27,7 +28,8 @@ class Place(Strict):
 class RowPlace(Place):
     """A cell whose row says where the number is read, as far as that differs from the column's place.
 
-    `value`: a number by definition, which no run is read for. `undefined`: the reason why there cannot be a number.
+    `value`: a number by definition, which no run is read for. `undefined`: the reason why there cannot be a
+    number.
     """
 
     value: float | None = None
@@ -43,8 +45,8 @@ class RowPlace(Place):
 class Recovery(Strict):
     """(score - chance) / (reference - chance), where `row` is the reference and `column` has the scores.
 
-    `chance` is a number in the column's unit, the name of a row, or None for the column's guessing rate. `lower`: lower
-    scores are better.
+    `chance` is a number in the column's unit, the name of a row, or None for the column's guessing rate.
+    `lower`: lower scores are better.
     """
 
     column: str
@@ -54,9 +56,11 @@ class Recovery(Strict):
 
 
 class Ties(Strict):
-    """The win-and-tie rate: the share of `columns` in which a row scores at least (1 - `tolerance`) of the row `row`.
+    """The win-and-tie rate: the share of `columns` in which a row scores at least (1 - `tolerance`) of the
+    row `row`.
 
-    Higher scores are better. Source: Hauzenberger et al. 2026 (arXiv 2603.15590), whose alpha is the tolerance.
+    Higher scores are better. Source: Hauzenberger et al. 2026 (arXiv 2603.15590), whose alpha is the
+    tolerance.
     """
 
     columns: Annotated[tuple[str, ...], Field(min_length=2)]
@@ -65,12 +69,14 @@ class Ties(Strict):
 
 
 class Column(Place, InUnit):
-    """A column: a reading of each row's run, the unweighted mean of other columns, a recovery or a win-and-tie rate.
+    """A column: a reading of each row's run, the unweighted mean of other columns, a recovery or a
+    win-and-tie rate.
 
-    A title such as "CoLA ({data})" names the data that the scale has in place of the paper's; the CSV then has a column
-    `<column>_data`. `digits`: significant digits in the Markdown. Not `shown`: in the CSV alone. `optional`: in the
-    Markdown only if a row has a number there; in the CSV, too, if `csv` does not name the column. `not_at`: scales that
-    do not measure the column. `note`: a line of the caption, if the Markdown has the column.
+    A title such as "CoLA ({data})" names the data that the scale has in place of the paper's; the CSV then
+    has a column `<column>_data`. `digits`: significant digits in the Markdown. Not `shown`: in the CSV alone.
+    `optional`: in the Markdown only if a row has a number there; in the CSV, too, if `csv` does not name the
+    column. `not_at`: scales that do not measure the column. `note`: a line of the caption, if the Markdown
+    has the column.
     """
 
     name: str
@@ -110,8 +116,9 @@ class Column(Place, InUnit):
 class Row(Strict):
     """A row: a run, its words, and the cells that are read elsewhere than the column says.
 
-    A row without a run has published numbers alone. `optional`: left out if nothing of it is measured. `not_at`: scales
-    that do not measure the row. `measures`: measure that columns name -> measure that this row reads instead.
+    A row without a run has published numbers alone. `optional`: left out if nothing of it is measured.
+    `not_at`: scales that do not measure the row. `measures`: measure that columns name -> measure that this
+    row reads instead.
     """
 
     run: str | None = None
@@ -120,7 +127,9 @@ class Row(Strict):
     not_at: tuple[str, ...] = ()
     text: dict[str, Scalar | bool | None] = {}
     measures: dict[str, str] = {}
-    cells: dict[str, Annotated[RowPlace, BeforeValidator(lambda v: {"value": v} if isinstance(v, int | float) else v)]] = {}
+    cells: dict[
+        str, Annotated[RowPlace, BeforeValidator(lambda v: {"value": v} if isinstance(v, int | float) else v)]
+    ] = {}
 
 
 class Undefined(NamedTuple):
@@ -130,7 +139,8 @@ class Undefined(NamedTuple):
 
 
 class Line(NamedTuple):
-    """A row with the place of each cell: an address, a number by definition, undefined, or None in a row without a run.
+    """A row with the place of each cell: an address, a number by definition, undefined, or None in a row
+    without a run.
 
     `entry`: a JSON pointer to the row in its spec. `given`: the columns whose cells the row itself says.
     """
@@ -148,11 +158,11 @@ class Line(NamedTuple):
 class Table(Spec):
     """Rows x columns.
 
-    `texts`: word of a row -> its title; these columns stand in the Markdown in place of the run. `trained` adds trained
-    parameters and tokens of each of `steps`; `trained: epochs` adds unique tokens x epochs of every step. `caption`: the
-    lines below the first; `{<column>_n}` in them is the column's number of items, `{<column>_chance}` its guessing rate.
-    `seeds`: a cell is the mean over the trainings of its run. `csv`: the CSV's columns in their order; optional columns
-    follow.
+    `texts`: word of a row -> its title; these columns stand in the Markdown in place of the run. `trained`
+    adds trained parameters and tokens of each of `steps`; `trained: epochs` adds unique tokens x epochs of
+    every step. `caption`: the lines below the first; `{<column>_n}` in them is the column's number of items,
+    `{<column>_chance}` its guessing rate. `seeds`: a cell is the mean over the trainings of its run. `csv`:
+    the CSV's columns in their order; optional columns follow.
     """
 
     gated = True
@@ -187,9 +197,14 @@ class Table(Spec):
         return next(iter(self._published.get(row, ())), None)
 
     def printed(self, row: str) -> tuple[Entry, ...]:
-        """The published numbers of a row, and those that the paper's own table prints there for further models."""
+        """The published numbers of a row, and those that the paper's own table prints there for further
+        models."""
         first, *more = self._published.get(row, ()) or (None,)
-        return tuple(entry for entry in (first, *more) if entry is first or entry.label == self.label) if first else ()
+        return (
+            tuple(entry for entry in (first, *more) if entry is first or entry.label == self.label)
+            if first
+            else ()
+        )
 
     @cached_property
     def lines(self) -> tuple[Line, ...]:
@@ -204,12 +219,18 @@ class Table(Spec):
         for column in row.cells:
             known("column", column, (c.name for c in self.columns), f"row {name!r}, cells")
         for measure in row.measures:
-            known("measure", measure, dict.fromkeys(c.measure for c in self.columns if c.measure), f"row {name!r}, measures")
+            known(
+                "measure",
+                measure,
+                dict.fromkeys(c.measure for c in self.columns if c.measure),
+                f"row {name!r}, measures",
+            )
         cells = {column.name: self._place(name, row, column) for column in self.columns if not column.derived}
         return Line(name, row.run, row.text, cells, entry, row.optional, row.not_at, tuple(row.cells))
 
     def _place(self, name: str, row: Row, column: Column) -> Address | Undefined | float | None:
-        """Where the number of a row in a column is read: as the row's own cell says, then as the column says."""
+        """Where the number of a row in a column is read: as the row's own cell says, then as the column
+        says."""
         own = row.cells.get(column.name, RowPlace())
         if own.undefined is not None:
             return Undefined(own.undefined)
@@ -230,7 +251,9 @@ class Table(Spec):
     @cached_property
     def published_columns(self) -> tuple[str, ...]:
         """The columns in which something is published."""
-        shown = {column for entries in self._published.values() for entry in entries for column in entry.values}
+        shown = {
+            column for entries in self._published.values() for entry in entries for column in entry.values
+        }
         return tuple(column.name for column in self.columns if column.name in shown)
 
     def addresses(self, scale: str | None = None) -> Iterator[Address]:
@@ -267,7 +290,12 @@ class Table(Spec):
                 known("text", text, self.texts, f"row {line.name!r}")
         for line in self.caption:
             for field in _fields(line):
-                known("field", field, (f"{c.name}_{of}" for of in ("n", "chance") for c in self.columns), f"caption {line!r}")
+                known(
+                    "field",
+                    field,
+                    (f"{c.name}_{of}" for of in ("n", "chance") for c in self.columns),
+                    f"caption {line!r}",
+                )
         once("csv", self.csv)
         for name in self.csv:
             if not re.fullmatch(r"[a-z]+_tokens", name):
@@ -275,7 +303,8 @@ class Table(Spec):
         super().check()
 
     def _check_derived(self) -> None:
-        """Raise ValueError for a column that is computed from what is not there, or from what does not fit."""
+        """Raise ValueError for a column that is computed from what is not there, or from what does not
+        fit."""
         columns, rows = {column.name: column for column in self.columns}, self.names()
         read = [name for name, column in columns.items() if not column.derived]
         for column in self.columns:
@@ -285,14 +314,19 @@ class Table(Spec):
                 raise ValueError(f"the mean {column.name!r} is of percent and raw columns")
             other = [line.name for line in self.lines for part in column.mean if _of_other_run(line, part)]
             if self.seeds and other:
-                raise ValueError(f"the mean {column.name!r} over seeds is of several runs in row {other[0]!r}")
+                raise ValueError(
+                    f"the mean {column.name!r} over seeds is of several runs in row {other[0]!r}"
+                )
             if of := column.recovery:
                 scores = (name for name, c in columns.items() if not (c.recovery or c.ties))
                 known("column", of.column, scores, f"the recovery {column.name!r}")
                 for row in (of.row, *([of.chance] if isinstance(of.chance, str) else [])):
                     known("row", row, rows, f"the recovery {column.name!r}")
                 if of.chance is None and self.chance(of.column) is None:
-                    raise ValueError(f"the recovery {column.name!r} needs `chance`: what guessing scores in {of.column!r} is not known")
+                    raise ValueError(
+                        f"the recovery {column.name!r} needs `chance`: what guessing scores in {of.column!r}"
+                        " is not known"
+                    )
             if of := column.ties:
                 for part in of.columns:
                     known("column", part, read, f"the ties {column.name!r}")
@@ -306,7 +340,8 @@ class Table(Spec):
                 known("column", column, (c.name for c in self.columns), f"published.csv, row {row!r}")
 
     def floored(self, claim: Claim) -> Claim:
-        """The claim with the guessing rate of its left side's column as `floor`, if it says "larger" and has no floor."""
+        """The claim with the guessing rate of its left side's column as `floor`, if it says "larger" and has
+        no floor."""
         if claim.op == "<" or claim.ratio is not None or claim.floor is not None:
             return claim
         return claim.model_copy(update={"floor": self.chance(claim.full(claim.left).column)})
@@ -329,9 +364,14 @@ class Table(Spec):
 
     @cached_property
     def csv_names(self) -> tuple[str, ...]:
-        """The CSV's columns if `csv` names none: run, words, facts, the parts of each column, then what is published."""
+        """The CSV's columns if `csv` names none: run, words, facts, the parts of each column, then what is
+        published."""
         runs = [line.run for line in self.lines]
-        names = ["row"] * any(line.name != line.run for line in self.lines) + ["run"] * any(runs) + list(self.texts)
+        names = (
+            ["row"] * any(line.name != line.run for line in self.lines)
+            + ["run"] * any(runs)
+            + list(self.texts)
+        )
         names += [*self.facts, *(f"{step}_tokens" for step in self.steps)] if any(runs) else []
         names += ["doses"] * (self.trained == "epochs")
         names += [name for column in self.columns for name in self.csv_names_of(column)]
@@ -340,7 +380,8 @@ class Table(Spec):
         return (*names, *shown, *(("published_model", "published_source") if shown else ()))
 
     def csv_names_of(self, column: Column) -> list[str]:
-        """The parts of a column in the CSV, with the spread over seeds and the name of the data if it has them."""
+        """The parts of a column in the CSV, with the spread over seeds and the name of the data if it has
+        them."""
         seeds = [f"{column.name}_seed_sd"] if self.seeds else []
         return [*column.csv_parts, *seeds, *([f"{column.name}_data"] if column.names_data else [])]
 
@@ -354,7 +395,8 @@ def _fields(template: str) -> list[str]:
 
 
 def _filled(template: Any, fields: Mapping[str, Scalar]) -> Any:
-    """The template with each `{field}` replaced. A template that is one field alone keeps the field's type."""
+    """The template with each `{field}` replaced. A template that is one field alone keeps the field's
+    type."""
     if not isinstance(template, str):
         return template
     for field in _fields(template):
@@ -365,7 +407,8 @@ def _filled(template: Any, fields: Mapping[str, Scalar]) -> Any:
 
 
 class Picture(Table):
-    """A table whose rows `<stem>.py` beside the spec draws: `def figure(spec, rows, about)`, which returns a matplotlib figure."""
+    """A table whose rows `<stem>.py` beside the spec draws: `def figure(spec, rows, about)`, which returns a
+    matplotlib figure."""
 
     made = Spec.made
     suffixes = Spec.suffixes

@@ -11,7 +11,13 @@ from relinear.plan.scale import scales
 from relinear.plan.specs import Artefact
 from relinear.stages._stage import Node
 
-EXAMPLES = {"distill": "lizard", "finetune": "lizard", "classify": "cola_softmax", "pretrain": "recall_softmax"}  # step -> a run with it
+# step -> a run with it
+EXAMPLES = {
+    "distill": "lizard",
+    "finetune": "lizard",
+    "classify": "cola_softmax",
+    "pretrain": "recall_softmax",
+}
 MEASURE = "measure"
 HEADLINE = "comparison_table2"
 
@@ -23,17 +29,25 @@ def _of_one_run(rule: str, plan: Plan) -> str | None:
         return None
     part, verb = ("perplexity", f"measure {run} perplexity") if rule == MEASURE else (rule, f"{rule} {run}")
     file = plan.root / "runs" / run / part / "run.json"
-    return f"rule {rule!r} is for one run; name its result, such as `snakemake {file.as_posix()}`, or call `relinear {verb} --scale {plan.scale}`"
+    return (
+        f"rule {rule!r} is for one run; name its result, such as `snakemake {file.as_posix()}`, or call"
+        f" `relinear {verb} --scale {plan.scale}`"
+    )
 
 
 def shown_by(target: str, plan: Plan) -> list[Artefact]:
-    """The tables and figures that a target of `snakemake` asks for; none for a step or a measurement of a run."""
+    """The tables and figures that a target of `snakemake` asks for; none for a step or a measurement of a
+    run."""
     every = plan.artefacts
     if target in ("evaluate", "plot"):
         return list(every.values())
     if target == "table2" or Path(target).parent == plan.results and Path(target).name.startswith("table2."):
         return [every[HEADLINE]] if HEADLINE in every else []
-    return [a for a in every.values() if target in (a.name, a.paper) or target in a.outputs(plan.out(a).as_posix())]
+    return [
+        a
+        for a in every.values()
+        if target in (a.name, a.paper) or target in a.outputs(plan.out(a).as_posix())
+    ]
 
 
 def check_target(target: str, plan: Plan) -> None:
@@ -45,7 +59,9 @@ def check_target(target: str, plan: Plan) -> None:
         return
     match path.relative_to(plan.root).parts:
         case ("runs", run, part, _):
-            plan.check_node(plan.node(part, run) if part in stages.training() else plan.node(MEASURE, run, part))
+            plan.check_node(
+                plan.node(part, run) if part in stages.training() else plan.node(MEASURE, run, part)
+            )
         case (folder, name, _):
             for stage in set(stages.available()) - {MEASURE, *stages.training()}:
                 if stages.stage(stage).folder(Node(stage, name)) == f"{folder}/{name}":
@@ -53,7 +69,8 @@ def check_target(target: str, plan: Plan) -> None:
 
 
 def explain_target(target: str, rules: Iterable[str], plan: Plan) -> str | None:
-    """A sentence that says what is wrong with a target and which names are near it; None where a rule may make it or it exists."""
+    """A sentence that says what is wrong with a target and which names are near it; None where a rule may
+    make it or it exists."""
     if Path(target).exists():
         return None
     if "/" not in target:
@@ -61,7 +78,10 @@ def explain_target(target: str, rules: Iterable[str], plan: Plan) -> str | None:
         if target in known:
             return _of_one_run(target, plan)
         near = get_close_matches(target, known, 5)
-        return f"no rule {target!r}; {'near it: ' + ', '.join(near) if near else 'nothing is near it'}. `snakemake --list` prints all"
+        return (
+            f"no rule {target!r}; {'near it: ' + ', '.join(near) if near else 'nothing is near it'}."
+            " `snakemake --list` prints all"
+        )
     try:
         first, *rest = Path(target).relative_to(plan.results).parts
     except ValueError:

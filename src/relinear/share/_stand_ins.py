@@ -1,4 +1,5 @@
-"""The stand-ins of a self-contained folder for pydantic and jaxtyping: options were validated when the model was made, and shapes are ignored."""
+"""The stand-ins of a self-contained folder for pydantic and jaxtyping: options were validated when the model
+was made, and shapes are ignored."""
 
 
 class BaseModel:

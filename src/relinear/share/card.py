@@ -1,4 +1,5 @@
-"""The model card of an exported folder, with the model, its making, its scores, the work that it stands on and its limits; and texts of licences."""
+"""The model card of an exported folder, with the model, its making, its scores, the work that it stands on
+and its limits; and texts of licences."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from importlib import metadata
@@ -16,7 +17,8 @@ from relinear.plan.strict import WORKFLOW
 from relinear.records import trained_at
 from relinear.share.runs import Chain
 
-SCORES = {"perplexity": "perplexity", "lambada": "acc", "commonsense": "acc", "boolq": "acc", "mmlu": "acc"}  # measure -> the metric that is shown
+# measure -> the metric that is shown
+SCORES = {"perplexity": "perplexity", "lambada": "acc", "commonsense": "acc", "boolq": "acc", "mmlu": "acc"}
 NO_TRAINING = "Nothing was trained."
 TABLES = " The teacher's own numbers are in the suite's tables."
 MADE_HERE = ("smoke", "written")  # texts that come with no asset
@@ -24,28 +26,59 @@ UNKNOWN = "not stated"  # a licence
 
 
 def card(run: str, chain: Chain, records: Mapping[Path, dict[str, Any]], measured: Iterable[Path]) -> str:
-    """The text of README.md: `records` are those of the pretrained model and of the steps that trained the run's, by their folders; `measured`
-    the folders of the measurements to show."""
+    """The text of README.md: `records` are those of the pretrained model and of the steps that trained the
+    run's, by their folders; `measured` the folders of the measurements to show."""
     plan = Plan(scale=next(iter(records.values()))["scale"])
     teacher = chain.model.name
     methods = [link.method for link in chain.links if link.method != "softmax"]
     title = f"{run}, {'linearized from' if methods else 'adapted from'} {teacher}"
     sources = dict(_sources(plan, teacher, records))
-    head = ["---", "library_name: transformers", f"tags: [{', '.join(['relinear', *dict.fromkeys(methods)])}]", f"base_model: {teacher}"]
+    head = [
+        "---",
+        "library_name: transformers",
+        f"tags: [{', '.join(['relinear', *dict.fromkeys(methods)])}]",
+        f"base_model: {teacher}",
+    ]
     if sources and (licence := next(iter(sources.values()))[0]) != UNKNOWN:
         head.append(f"license: {licence.lower()}")
     made = [_made(link.method, link.options) for link in chain.links]
     steps = [_step(folder, records[folder]) for folder in chain.steps]
     lines = [
-        *head, "---", "", f"# {title}", "", *made, "", "## How it was made", "",
-        markdown(["Step", "Tokens", "Rate", "Data", "Commit"], steps, align="left") if steps else NO_TRAINING, "",
-        "`relinear.json` has the hashes of everything it was made from.", "", "## Scores", "",
-        markdown(["Of", "Metric", "Value", "n"], scores, align="left") if (scores := [*_scores(measured)]) else "None was measured.", "",
-        f"At scale `{plan.scale}` of relinear. Accuracies are shares; ± is one standard error.{TABLES if plan.scale in scales() else ''}",
-        "", "## Whose work it stands on", "", *(f"- {name}: {whose} ({licence})" for name, (licence, whose) in sources.items()),
-        *(f"- `{name}`: {of}" for name, (of, _) in licences(chain, records).items()), "",
-        "## What it does not do", "", *(f"- {line}" for line in _limits(methods)),
-    ]  # fmt: skip
+        *head,
+        "---",
+        "",
+        f"# {title}",
+        "",
+        *made,
+        "",
+        "## How it was made",
+        "",
+        markdown(["Step", "Tokens", "Rate", "Data", "Commit"], steps, align="left") if steps else NO_TRAINING,
+        "",
+        "`relinear.json` has the hashes of everything it was made from.",
+        "",
+        "## Scores",
+        "",
+        (
+            markdown(["Of", "Metric", "Value", "n"], scores, align="left")
+            if (scores := [*_scores(measured)])
+            else "None was measured."
+        ),
+        "",
+        (
+            f"At scale `{plan.scale}` of relinear. Accuracies are shares; ± is one standard"
+            f" error.{TABLES if plan.scale in scales() else ''}"
+        ),
+        "",
+        "## Whose work it stands on",
+        "",
+        *(f"- {name}: {whose} ({licence})" for name, (licence, whose) in sources.items()),
+        *(f"- `{name}`: {of}" for name, (of, _) in licences(chain, records).items()),
+        "",
+        "## What it does not do",
+        "",
+        *(f"- {line}" for line in _limits(methods)),
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -54,16 +87,32 @@ def card_of_model(model: PreTrainedModel) -> str:
     recipe = model.config.relinear
     teacher = type(model).__bases__[1].__name__
     lines = [
-        "---", "library_name: transformers", f"tags: [relinear, {recipe['method']}]", "---", "", f"# A linearized {teacher}", "",
-        _made(recipe["method"], recipe["options"]), "", "## How it was made", "",
-        "It was given to `relinear.export` as it is. relinear has no record of how it was trained, of its data or of their licences.", "",
-        "## What it does not do", "", *(f"- {line}" for line in _limits([recipe["method"]])),
-    ]  # fmt: skip
+        "---",
+        "library_name: transformers",
+        f"tags: [relinear, {recipe['method']}]",
+        "---",
+        "",
+        f"# A linearized {teacher}",
+        "",
+        _made(recipe["method"], recipe["options"]),
+        "",
+        "## How it was made",
+        "",
+        (
+            "It was given to `relinear.export` as it is. relinear has no record of how it was trained, of its"
+            " data or of their licences."
+        ),
+        "",
+        "## What it does not do",
+        "",
+        *(f"- {line}" for line in _limits([recipe["method"]])),
+    ]
     return "\n".join(lines) + "\n"
 
 
 def licence() -> Path | None:
-    """The text of this suite's licence, in the clone or in the installed package; None where neither has one."""
+    """The text of this suite's licence, in the clone or in the installed package; None where neither has
+    one."""
     if (clone := WORKFLOW.parent / "LICENSE").is_file():
         return clone
     try:
@@ -74,10 +123,11 @@ def licence() -> Path | None:
 
 
 def licences(chain: Chain, records: Mapping[Path, dict[str, Any]]) -> dict[str, tuple[str, Path]]:
-    """The texts of licences that lie in the folder, by their names there: what each is of, and where it is taken from.
+    """The texts of licences that lie in the folder, by their names there: what each is of, and where it is
+    taken from.
 
-    They are this suite's, and those that came with the assets. An asset whose package has no such text, or which is no longer in the cache, has its
-    licence in the card alone.
+    They are this suite's, and those that came with the assets. An asset whose package has no such text, or
+    which is no longer in the cache, has its licence in the card alone.
     """
     plan = Plan(scale=next(iter(records.values()))["scale"])
     found = {"LICENSE": ("of relinear, whose code and numbers are here", WORKFLOW.parent / "LICENSE")}
@@ -99,7 +149,13 @@ def _step(folder: Path, record: Mapping[str, Any]) -> list[str]:
     recipe = record["config"].get("recipe", {})
     data = ", ".join(dict.fromkeys(entry["name"] for entry in record["datasets"]))
     commit = str((record.get("git") or {}).get("commit"))[:7]
-    return [folder.name, f"{record['tokens']:,}", str(trained_at(record["config"])["lr"] if "lr" in recipe else ""), data, f"`{commit}`"]
+    return [
+        folder.name,
+        f"{record['tokens']:,}",
+        str(trained_at(record["config"])["lr"] if "lr" in recipe else ""),
+        data,
+        f"`{commit}`",
+    ]
 
 
 def _scores(measured: Iterable[Path]) -> Iterator[list[str]]:
@@ -114,10 +170,17 @@ def _scores(measured: Iterable[Path]) -> Iterator[list[str]]:
                 yield [reading.of, reading.metric, f"{reading.value:.4g}{error}", f"{reading.n:,}"]
 
 
-def _sources(plan: Plan, teacher: str, records: Mapping[Path, dict[str, Any]]) -> Iterator[tuple[str, tuple[str, str]]]:
+def _sources(
+    plan: Plan, teacher: str, records: Mapping[Path, dict[str, Any]]
+) -> Iterator[tuple[str, tuple[str, str]]]:
     """The assets that the model began with and was trained on: name -> licence and attribution."""
     known = plan.models.get(teacher)
-    data = [entry["name"] for record in records.values() for entry in record["datasets"] if entry.get("role") == "train"]
+    data = [
+        entry["name"]
+        for record in records.values()
+        for entry in record["datasets"]
+        if entry.get("role") == "train"
+    ]
     for name in dict.fromkeys([*(known.assets if known else [teacher]), *data]):
         if asset := plan.catalogue.get(name):
             yield name, (asset.licence, asset.attribution)
@@ -126,7 +189,16 @@ def _sources(plan: Plan, teacher: str, records: Mapping[Path, dict[str, Any]]) -
 
 
 def _limits(methods: list[str]) -> Iterator[str]:
-    yield "It is the result of an experiment, trained on the tokens above and no more; nobody has looked at what it says for harm or for truth."
+    yield (
+        "It is the result of an experiment, trained on the tokens above and no more; nobody has looked at"
+        " what it says for harm or for truth."
+    )
     if methods:
-        yield "Its state has a fixed size: what it read long ago can be lost. Measure recall on your own texts before you rely on it."
-        yield "Batches are padded on the left; assisted decoding is refused, since a recurrent state takes no token back."
+        yield (
+            "Its state has a fixed size: what it read long ago can be lost. Measure recall on your own texts"
+            " before you rely on it."
+        )
+        yield (
+            "Batches are padded on the left; assisted decoding is refused, since a recurrent state takes no"
+            " token back."
+        )

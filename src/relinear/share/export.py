@@ -1,8 +1,11 @@
-"""A run as one transformers folder: weights, tokenizer, generation settings, the model's code, a card, licences, and where it all came from.
+"""A run as one transformers folder: weights, tokenizer, generation settings, the model's code, a card,
+licences, and where it all came from.
 
-Such a folder loads where there is only transformers, by `trust_remote_code=True`; with relinear its code is never run. An adapter is added to
-the weights. Left beside them, `AutoModelForCausalLM.from_pretrained(folder)` loads both, by transformers' own adapter loading, and `import
-relinear` must come before: transformers ignores an adapter silently where peft is missing, so such a folder has no code of its own.
+Such a folder loads where there is only transformers, by `trust_remote_code=True`; with relinear its code is
+never run. An adapter is added to the weights. Left beside them,
+`AutoModelForCausalLM.from_pretrained(folder)` loads both, by transformers' own adapter loading, and `import
+relinear` must come before: transformers ignores an adapter silently where peft is missing, so such a folder
+has no code of its own.
 """
 
 import json
@@ -37,15 +40,17 @@ CARD = "README.md"
 
 
 def export(run: Path | str, out: Path | str, *, merge: bool = True, dtype: str = "float32") -> Path:
-    """Write the run folder `run` (`results/<scale>/runs/<run>`) as the transformers folder `out`, whole or not at all; returns `out`.
+    """Write the run folder `run` (`results/<scale>/runs/<run>`) as the transformers folder `out`, whole or
+    not at all; returns `out`.
 
     Args:
-        merge: add the LoRA to the weights, computed in float32 before they are rounded to `dtype`; else it lies beside them, and the folder
+        merge: add the LoRA to the weights, computed in float32 before they are rounded to `dtype`; else it
+        lies beside them, and the folder
             has no code of its own.
         dtype: of the weights; a method's own parameters stay float32.
 
-    Raises UserError for a folder that is no run or is not as its records say, an `out` that holds what export did not write, an unknown dtype,
-    and an adapter to be left beside the weights where there is none.
+    Raises UserError for a folder that is no run or is not as its records say, an `out` that holds what export
+    did not write, an unknown dtype, and an adapter to be left beside the weights where there is none.
     """
     run, out = Path(run).resolve(), Path(out).resolve()
     if dtype not in DTYPES:
@@ -57,7 +62,9 @@ def export(run: Path | str, out: Path | str, *, merge: bool = True, dtype: str =
     last = chain.steps[-1:]  # the adapter of any other step is in the weights
     adapter = [] if merge else [path for step in last for name in ADAPTER if (path := step / name).is_file()]
     if not (merge or adapter):
-        raise UserError(f"{run} ends without a LoRA, so there is none to leave beside the weights; leave --adapter out")
+        raise UserError(
+            f"{run} ends without a LoRA, so there is none to leave beside the weights; leave --adapter out"
+        )
     if isinstance(model, PeftModel):
         model = model.merge_and_unload() if merge else model.unload()
     _round(model, getattr(torch, dtype))
@@ -78,25 +85,42 @@ def export(run: Path | str, out: Path | str, *, merge: bool = True, dtype: str =
         files = {str(p.relative_to(scratch)): sha256(p) for p in sorted(scratch.rglob("*")) if p.is_file()}
         as_umask(scratch)
         write_json(
-            scratch / RECORD, {"run": run.name, "stages": _stages(run, chain, {**steps, **measured}), "merged": merge, "dtype": dtype, "files": files}
+            scratch / RECORD,
+            {
+                "run": run.name,
+                "stages": _stages(run, chain, {**steps, **measured}),
+                "merged": merge,
+                "dtype": dtype,
+                "files": files,
+            },
         )
     return out
 
 
-def export_model(model: PreTrainedModel, out: Path | str, tokenizer: PreTrainedTokenizerBase | None = None) -> Path:
-    """Write a linearized model, as it is now, as the transformers folder `out`, whole or not at all; returns `out`.
+def export_model(
+    model: PreTrainedModel, out: Path | str, tokenizer: PreTrainedTokenizerBase | None = None
+) -> Path:
+    """Write a linearized model, as it is now, as the transformers folder `out`, whole or not at all; returns
+    `out`.
 
-    The folder has the model's code, so it loads where there is only transformers, by `trust_remote_code=True`. Weights keep their dtypes.
+    The folder has the model's code, so it loads where there is only transformers, by
+    `trust_remote_code=True`. Weights keep their dtypes.
 
-    Raises UserError for a model that is not linearized, one with an adapter that is not merged, weights that are not finite, and an `out` that
-    holds what export did not write.
+    Raises UserError for a model that is not linearized, one with an adapter that is not merged, weights that
+    are not finite, and an `out` that holds what export did not write.
     """
     out = Path(out).resolve()
     require_ours(out)
     if isinstance(model, PeftModel) or getattr(model, "_hf_peft_config_loaded", False):
-        raise UserError("the model has an adapter beside its weights; possible: merge it first, model = model.merge_and_unload()")
+        raise UserError(
+            "the model has an adapter beside its weights; possible: merge it first, model ="
+            " model.merge_and_unload()"
+        )
     if not isinstance(model, Linearized):
-        raise UserError(f"a {type(model).__name__} is not linearized, so it needs no code of ours; possible: its own save_pretrained")
+        raise UserError(
+            f"a {type(model).__name__} is not linearized, so it needs no code of ours; possible: its own"
+            " save_pretrained"
+        )
     out.parent.mkdir(parents=True, exist_ok=True)
     with folder_aside(out) as scratch:
         write_code(model, scratch)
@@ -118,7 +142,8 @@ def export_model(model: PreTrainedModel, out: Path | str, tokenizer: PreTrainedT
 
 
 def export_folder(folder: Path, out: Path | str, dtype: str | None = None) -> Path:
-    """As `export_model`, of a linearized model that save_pretrained wrote, with the tokenizer that lies beside it. `dtype` None: as saved."""
+    """As `export_model`, of a linearized model that save_pretrained wrote, with the tokenizer that lies
+    beside it. `dtype` None: as saved."""
     config = config_of(folder)
     torch_dtype = getattr(torch, dtype) if dtype else config.dtype or torch.float32
     tokens = any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json"))
@@ -133,8 +158,8 @@ def is_saved_model(folder: Path) -> bool:
 def verify_records(run: Path, chain: Chain) -> dict[Path, dict[str, Any]]:
     """The records of the run's model and of each step that trained it, of whichever run, by their folders.
 
-    Raises UserError where one is not what its or a later record says. Of committed results, some files were left out or made
-    smaller; those that the model is loaded from were checked with the chain.
+    Raises UserError where one is not what its or a later record says. Of committed results, some files were
+    left out or made smaller; those that the model is loaded from were checked with the chain.
     """
     read = {folder: record for folder in (chain.model, *chain.steps) if (record := records.read(folder))}
     for own, record in read.items():
@@ -146,7 +171,8 @@ def verify_records(run: Path, chain: Chain) -> dict[Path, dict[str, Any]]:
 def measurements(run: Path, steps: Mapping[Path, dict[str, Any]]) -> dict[Path, dict[str, Any]]:
     """The records of the run's measurements that were taken of this model, by their folders.
 
-    One line on stderr names those that were not, or whose files are others by now: the model is whole without them.
+    One line on stderr names those that were not, or whose files are others by now: the model is whole without
+    them.
     """
     read = {own: record for own in store.parts(run) if (record := records.read(own))["measure"]}
     keys, found = _keys(run, {**steps, **read}), {}
@@ -167,7 +193,8 @@ def _committed(run: Path) -> bool:
 def _keys(run: Path, read: Mapping[Path, dict[str, Any]]) -> dict[Path, tuple[Path, str]]:
     """The folder and the key of each record, by its place in the results.
 
-    A committed run's model lies elsewhere, and was compared by its weights (`chain_of`): its key is that of the committed record.
+    A committed run's model lies elsewhere, and was compared by its weights (`chain_of`): its key is that of
+    the committed record.
     """
     keys = {records.place(folder): (folder, record["key"]) for folder, record in read.items()}
     for place in keys:
@@ -176,8 +203,11 @@ def _keys(run: Path, read: Mapping[Path, dict[str, Any]]) -> dict[Path, tuple[Pa
     return keys
 
 
-def _wrong(own: Path, record: Mapping[str, Any], keys: Mapping[Path, tuple[Path, str]], files: Iterable[str]) -> str | None:
-    """The way in which a folder is not what its record says: made from another parent, or a file that differs. None where it is."""
+def _wrong(
+    own: Path, record: Mapping[str, Any], keys: Mapping[Path, tuple[Path, str]], files: Iterable[str]
+) -> str | None:
+    """The way in which a folder is not what its record says: made from another parent, or a file that
+    differs. None where it is."""
     for role, parent in record["parents"].items():
         made, key = keys.get(records.place(parent["path"]), (None, None))
         if made is not None and parent["key"] != key:
@@ -188,9 +218,16 @@ def _wrong(own: Path, record: Mapping[str, Any], keys: Mapping[Path, tuple[Path,
 def _stages(run: Path, chain: Chain, read: Mapping[Path, dict[str, Any]]) -> dict[str, Any]:
     """Key, commit and hashes of what each stage made, by its folder below the scale's."""
     roots = (run.parents[1], chain.model.parents[1])  # a committed run's model lies with the results
-    named = {next(folder.relative_to(root) for root in roots if root in folder.parents).as_posix(): record for folder, record in read.items()}
+    named = {
+        next(folder.relative_to(root) for root in roots if root in folder.parents).as_posix(): record
+        for folder, record in read.items()
+    }
     return {
-        name: {"key": r["key"], "commit": r["git"]["commit"], "artefacts": {n: a["sha256"] for n, a in r["artefacts"].items()}}
+        name: {
+            "key": r["key"],
+            "commit": r["git"]["commit"],
+            "artefacts": {n: a["sha256"] for n, a in r["artefacts"].items()},
+        }
         for name, r in named.items()
     }
 
@@ -208,7 +245,8 @@ def require_ours(out: Path) -> None:
 
 
 def _round(model: PreTrainedModel, dtype: torch.dtype) -> None:
-    """Parameters in `dtype`, those of a method excepted. Not `model.to`, which would round the rotary frequencies too."""
+    """Parameters in `dtype`, those of a method excepted. Not `model.to`, which would round the rotary
+    frequencies too."""
     own = set(model.method_parameters()) if isinstance(model, Linearized) else set()
     for name, parameter in model.named_parameters():
         if name not in own:

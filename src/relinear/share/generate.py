@@ -1,4 +1,5 @@
-"""Text from a model in a folder: streamed as it comes, then how fast it was and how much memory the past takes."""
+"""Text from a model in a folder: streamed as it comes, then how fast it was and how much memory the past
+takes."""
 
 import math
 import sys
@@ -56,14 +57,21 @@ class _Stopwatch(TextStreamer):
 
 
 def load(folder: Path, dtype: str, device: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Model and tokenizer of a run's folder, a saved linearized folder or any transformers folder. Raises UserError where one is not whole."""
+    """Model and tokenizer of a run's folder, a saved linearized folder or any transformers folder. Raises
+    UserError where one is not whole."""
     if not folder.is_dir() and not store.parts(folder):
-        raise UserError(f"no folder {folder}; possible: a run (results/<scale>/runs/<run>), or a folder with config.json and safetensors")
+        raise UserError(
+            f"no folder {folder}; possible: a run (results/<scale>/runs/<run>), or a folder with config.json"
+            " and safetensors"
+        )
     precision, tokens = dtype_of(dtype, device), folder
     if (folder / "config.json").is_file():
         model = load_folder(folder, precision).to(device)
     elif not store.parts(folder):
-        raise UserError(f"{folder} is no run: it has no finished step or measurement; possible: a folder with config.json and safetensors, or a run")
+        raise UserError(
+            f"{folder} is no run: it has no finished step or measurement; possible: a folder with config.json"
+            " and safetensors, or a run"
+        )
     else:
         tokens, links = chain_of(folder)
         model = assemble(tokens, links, precision, device)
@@ -71,7 +79,8 @@ def load(folder: Path, dtype: str, device: str) -> tuple[PreTrainedModel, PreTra
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, prompt: str, chat: bool) -> dict[str, Tensor]:
-    """The prompt's tokens ``[1, T]`` and their mask. Raises UserError where there are none, and for a chat that the tokenizer has no form of."""
+    """The prompt's tokens ``[1, T]`` and their mask. Raises UserError where there are none, and for a chat
+    that the tokenizer has no form of."""
     if chat:
         prompt = chat_of(tokenizer, prompt)
     inputs = tokenizer(prompt, return_tensors="pt", add_special_tokens=not chat, return_token_type_ids=False)
@@ -90,10 +99,19 @@ def is_text(prompt: str) -> bool:
 
 
 def generate(
-    folder: Path, prompt: str, *, max_new_tokens: int = 128, temperature: float | None = None, top_p: float | None = None, seed: int | None = None,
-    chat: bool = False, dtype: str = "auto", device: str = "cpu",
-) -> Speed:  # fmt: skip
-    """Print a continuation as it comes: the likeliest, or one sampled where a temperature or a top_p is given. Raises UserError."""
+    folder: Path,
+    prompt: str,
+    *,
+    max_new_tokens: int = 128,
+    temperature: float | None = None,
+    top_p: float | None = None,
+    seed: int | None = None,
+    chat: bool = False,
+    dtype: str = "auto",
+    device: str = "cpu",
+) -> Speed:
+    """Print a continuation as it comes: the likeliest, or one sampled where a temperature or a top_p is
+    given. Raises UserError."""
     for what, value, fits, possible in (
         ("the prompt", repr(prompt), prompt != "", "at least one character"),
         ("--max-new-tokens", max_new_tokens, max_new_tokens >= 1, "1 or more"),
@@ -111,19 +129,39 @@ def generate(
     length = inputs["input_ids"].shape[1]
     sample, watch = temperature is not None or top_p is not None, _Stopwatch(tokenizer)
     if seed is not None and not sample:
-        print("--seed chooses among texts that are sampled: without --temperature or --top-p the likeliest one is written", file=sys.stderr)
+        print(
+            "--seed chooses among texts that are sampled: without --temperature or --top-p the likeliest one"
+            " is written",
+            file=sys.stderr,
+        )
     torch.manual_seed(seed or 0)
-    how = {"temperature": temperature or 1.0, "top_p": top_p or 1.0, "top_k": 0} if sample else dict.fromkeys(("temperature", "top_p", "top_k"))
+    how = (
+        {"temperature": temperature or 1.0, "top_p": top_p or 1.0, "top_k": 0}
+        if sample
+        else dict.fromkeys(("temperature", "top_p", "top_k"))
+    )
     pad = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
     out = model.generate(
-        **inputs, streamer=watch, max_new_tokens=max_new_tokens, do_sample=sample, pad_token_id=pad, return_dict_in_generate=True, **how
-    )  # fmt: skip
+        **inputs,
+        streamer=watch,
+        max_new_tokens=max_new_tokens,
+        do_sample=sample,
+        pad_token_id=pad,
+        return_dict_in_generate=True,
+        **how,
+    )
     began, first, *rest = watch.times  # the prompt, then each token
     cache = out.past_key_values
     recurrent = isinstance(cache, RecurrentCache)
     return Speed(
-        prompt_tokens=length, prefill_tokens_per_second=length / (first - began),
-        new_tokens=1 + len(rest), decode_tokens_per_second=len(rest) / (rest[-1] - first) if rest else float("nan"),
-        state_bytes=cache.state_bytes() if recurrent else sum(nbytes((layer.keys, layer.values)) for layer in cache.layers),
+        prompt_tokens=length,
+        prefill_tokens_per_second=length / (first - began),
+        new_tokens=1 + len(rest),
+        decode_tokens_per_second=len(rest) / (rest[-1] - first) if rest else float("nan"),
+        state_bytes=(
+            cache.state_bytes()
+            if recurrent
+            else sum(nbytes((layer.keys, layer.values)) for layer in cache.layers)
+        ),
         recurrent=recurrent,
-    )  # fmt: skip
+    )

@@ -1,6 +1,8 @@
-"""Tells transformers' Auto classes about linearized folders, without importing torch or transformers before somebody else does.
+"""Tells transformers' Auto classes about linearized folders, without importing torch or transformers before
+somebody else does.
 
-`import relinear` calls `install`. A program that never imports relinear runs none of its code: it loads an exported folder by that folder's own.
+`import relinear` calls `install`. A program that never imports relinear runs none of its code: it loads an
+exported folder by that folder's own.
 """
 
 import importlib
@@ -11,11 +13,23 @@ from types import ModuleType
 
 AUTO = "transformers.models.auto.configuration_auto"
 # model_type of every class that a family covers (relinear.families); tests/test_export.py compares the two.
-TEACHERS = ("bert", "gemma3_text", "gpt2", "llama", "mistral", "mpnet", "qwen2", "qwen3", "roberta-prelayernorm", "vit_of_pixels")
+TEACHERS = (
+    "bert",
+    "gemma3_text",
+    "gpt2",
+    "llama",
+    "mistral",
+    "mpnet",
+    "qwen2",
+    "qwen3",
+    "roberta-prelayernorm",
+    "vit_of_pixels",
+)
 
 
 class Unloaded:
-    """Stands in transformers' table of config classes for those of relinear.linearize.model, until a folder that needs one is loaded."""
+    """Stands in transformers' table of config classes for those of relinear.linearize.model, until a folder
+    that needs one is loaded."""
 
     @classmethod
     def from_dict(cls, config_dict: dict, **kwargs):
@@ -48,7 +62,8 @@ def _register(auto: ModuleType) -> None:
 
 
 def install() -> None:
-    """Register now where transformers' table is loaded, else once it is; any number of calls, before or after transformers is imported."""
+    """Register now where transformers' table is loaded, else once it is; any number of calls, before or after
+    transformers is imported."""
     if (auto := sys.modules.get(AUTO)) is not None:
         _register(auto)
     elif not any(isinstance(finder, _Watch) for finder in sys.meta_path):

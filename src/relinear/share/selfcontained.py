@@ -1,8 +1,10 @@
-"""The code of a linearized model as a few flat files, generated from our own sources, for `trust_remote_code=True` without relinear.
+"""The code of a linearized model as a few flat files, generated from our own sources, for
+`trust_remote_code=True` without relinear.
 
-transformers copies the files that a modeling file imports relatively, from one folder. So each of our modules that the model reaches
-becomes one file: only the top-level statements it reaches, with imports made relative, the kernels' torch form for the dispatched one, and
-a stand-in for pydantic and jaxtyping. Needs torch, transformers and safetensors.
+transformers copies the files that a modeling file imports relatively, from one folder. So each of our modules
+that the model reaches becomes one file: only the top-level statements it reaches, with imports made relative,
+the kernels' torch form for the dispatched one, and a stand-in for pydantic and jaxtyping. Needs torch,
+transformers and safetensors.
 """
 
 import ast
@@ -39,13 +41,19 @@ def options(name: str, given: dict | None = None):
 def write_code(model: PreTrainedModel, folder: Path) -> None:
     """Write the files into `folder`, and name them in the `auto_map` of the model's config."""
     folder.mkdir(parents=True, exist_ok=True)
-    recipe, config, teacher_class = model.config.relinear, type(model.config).__name__, type(model).__bases__[1]
+    recipe, config, teacher_class = (
+        model.config.relinear,
+        type(model.config).__name__,
+        type(model).__bases__[1],
+    )
     teacher, place = teacher_class.__name__, "transformers"
     methods = sorted({recipe["method"], *(["softmax"] if recipe.get("keep_softmax_layers") else [])})
     swapped = model.layout.swapped
     wanted = {
-        "relinear.linearize.model": {"_classes"}, "relinear.families._layer": {"Layout"}, **{f"relinear.attention.{m}": {"Method"} for m in methods}
-    }  # fmt: skip
+        "relinear.linearize.model": {"_classes"},
+        "relinear.families._layer": {"Layout"},
+        **{f"relinear.attention.{m}": {"Method"} for m in methods},
+    }
     wanted[swapped.__module__] = wanted.get(swapped.__module__, set()) | {swapped.__name__}
     if find(teacher_class.__module__):  # a class of ours, which transformers has not
         wanted[teacher_class.__module__] = wanted.get(teacher_class.__module__, set()) | {teacher}
@@ -55,11 +63,15 @@ def write_code(model: PreTrainedModel, folder: Path) -> None:
     imports = "\n".join(f"from .{m} import Method as {m}" for m in methods)
     table = ", ".join(f'"{m}": {m}' for m in methods)
     (folder / "attention.py").write_text(METHODS.format(imports=imports, table=table))
-    layout = ", ".join(f"{name}={value.__name__ if value is swapped else repr(value)}" for name, value in model.layout._asdict().items())
+    layout = ", ".join(
+        f"{name}={value.__name__ if value is swapped else repr(value)}"
+        for name, value in model.layout._asdict().items()
+    )
     (folder / f"{STAND_INS}.py").write_text(find("relinear.share._stand_ins").read_text())
     (folder / f"{MAIN}.py").write_text(
         f'"""A linearized {teacher}: this folder\'s model without relinear, made by `relinear export`."""\n\n'
-        f"from {place} import {teacher}\n\nfrom .{swapped.__module__.rpartition('.')[2]} import {swapped.__name__}\n"
+        f"from {place} import {teacher}\n\nfrom .{swapped.__module__.rpartition('.')[2]} import"
+        f" {swapped.__name__}\n"
         f"from ._layer import Layout\nfrom .model import _classes\n\n"
         f"layout = Layout({layout})\n{config}, {type(model).__name__} = _classes({teacher}, layout)\n"
         f"{config}.__module__ = {type(model).__name__}.__module__ = __name__\n"
@@ -69,7 +81,8 @@ def write_code(model: PreTrainedModel, folder: Path) -> None:
 
 
 def generate(wanted: dict[str, set[str]]) -> dict[str, str]:
-    """File name -> text, of every module that the wanted names (module -> top-level names) reach. ValueError where two have one name."""
+    """File name -> text, of every module that the wanted names (module -> top-level names) reach. ValueError
+    where two have one name."""
     wanted = defaultdict(set, {module: set(names) for module, names in wanted.items()})
     files: dict[str, str] = {}
     waiting = list(wanted)
@@ -88,7 +101,8 @@ def generate(wanted: dict[str, set[str]]) -> dict[str, str]:
 
 
 def _reduced(module: str, wanted: set[str]) -> tuple[str, list[tuple[str, set[str]]]]:
-    """A module's text, reduced to what `wanted` reaches ("*": all), and the names it needs of other modules of ours."""
+    """A module's text, reduced to what `wanted` reaches ("*": all), and the names it needs of other modules
+    of ours."""
     source = find(module).read_text()
     tree, lines = ast.parse(source), source.splitlines()
     defined = {name: node for node in tree.body for name in _defined(node)}
@@ -108,7 +122,11 @@ def _reduced(module: str, wanted: set[str]) -> tuple[str, list[tuple[str, set[st
                     parts.append(text)
                     needs += need
         elif kept & _defined(node):
-            parts.append("\n\n" + _text(node, lines) if isinstance(node, ast.ClassDef | ast.FunctionDef) else _text(node, lines))
+            parts.append(
+                "\n\n" + _text(node, lines)
+                if isinstance(node, ast.ClassDef | ast.FunctionDef)
+                else _text(node, lines)
+            )
     return "\n".join(parts) + "\n", needs
 
 
@@ -142,7 +160,8 @@ def _import(node: ast.Import | ast.ImportFrom, alias: ast.alias) -> tuple[str, l
     if not module or find(module) is None:
         return ast.unparse(type(node)(**{**node.__dict__, "names": [alias]})), []
     module = home(module, alias.name)
-    if alias.name not in {n for s in ast.parse(find(module).read_text()).body for n in _defined(s)}:  # a module of a package
+    # a module of a package
+    if alias.name not in {n for s in ast.parse(find(module).read_text()).body for n in _defined(s)}:
         return ast.unparse(ast.ImportFrom(None, [alias], 1)), [(f"{module}.{alias.name}", {"*"})]
     module = definition(module)  # the torch form of a kernel
     needs = [] if module == "relinear.attention" else [(module, {alias.name})]  # whose functions METHODS has

@@ -1,7 +1,9 @@
-"""The items that a scale scores as a folder of lm-eval tasks, so that `lm_eval --include_path` scores the same ones on any model.
+"""The items that a scale scores as a folder of lm-eval tasks, so that `lm_eval --include_path` scores the
+same ones on any model.
 
-Each task is the one that lm-eval ships (the YAML file includes it) over JSON lines of the drawn documents, named `relinear_<task>`.
-The files name each other by absolute paths: make the folder anew rather than move it.
+Each task is the one that lm-eval ships (the YAML file includes it) over JSON lines of the drawn documents,
+named `relinear_<task>`. The files name each other by absolute paths: make the folder anew rather than move
+it.
 """
 
 from pathlib import Path
@@ -24,14 +26,16 @@ OURS = ("include", "convert", "data", "smoke")  # the keys of workflow/tasks tha
 
 
 class Items(NamedTuple):
-    """The items of a task that are scored: their number (None: all) and their asset (None: the hand-written ones)."""
+    """The items of a task that are scored: their number (None: all) and their asset (None: the hand-written
+    ones)."""
 
     limit: int | None
     asset: str | None
 
 
 def items_scored(plan: Plan) -> dict[str, Items]:
-    """The tasks that the measures of the plan score. Raises UserError where two of them score one on different items."""
+    """The tasks that the measures of the plan score. Raises UserError where two of them score one on
+    different items."""
     found: dict[str, Items] = {}
     for name, measure in plan.measures.items():
         if measure.metric != METRIC or measure.data is None or name in plan.config.without:
@@ -40,7 +44,10 @@ def items_scored(plan: Plan) -> dict[str, Items]:
         for task, limit in options_of(measure, plan.scaled)["items"].items():
             items = Items(limit, asset)
             if found.setdefault(task, items) != items:
-                raise UserError(f"measure {name!r} scores {task} on {items}, another one on {found[task]}; a task has one set of items here")
+                raise UserError(
+                    f"measure {name!r} scores {task} on {items}, another one on {found[task]}; a task has one"
+                    " set of items here"
+                )
     return found
 
 
@@ -58,9 +65,17 @@ def write(plan: Plan, out: Path) -> list[str]:
         settings = read_yaml(harness.TASKS / f"{name}.yaml")
         loaded = harness.load(name, limit, folders[asset], plan.seed)
         parts = [_part(settings, task, out) for task in loaded]
-        if parts != [f"relinear_{name}"]:  # MMLU's subjects count as one task, as in the tables: each item the same
-            mean = [{"metric": metric, "weight_by_size": True} for metric in harness.METRICS if metric in loaded[0].aggregation()]
-            _dump(out / f"relinear_{name}.yaml", {"group": f"relinear_{name}", "task": parts, "aggregate_metric_list": mean})
+        # MMLU's subjects count as one task, as in the tables: each item the same
+        if parts != [f"relinear_{name}"]:
+            mean = [
+                {"metric": metric, "weight_by_size": True}
+                for metric in harness.METRICS
+                if metric in loaded[0].aggregation()
+            ]
+            _dump(
+                out / f"relinear_{name}.yaml",
+                {"group": f"relinear_{name}", "task": parts, "aggregate_metric_list": mean},
+            )
     return [f"relinear_{name}" for name in tasks]
 
 

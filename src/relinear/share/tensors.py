@@ -1,4 +1,5 @@
-"""Whether files of weights hold what a model needs, tensor by tensor, before any of it is loaded: the model is built without memory for it.
+"""Whether files of weights hold what a model needs, tensor by tensor, before any of it is loaded: the model
+is built without memory for it.
 
 transformers fills what is missing at random, and peft ignores what it does not know; both only warn.
 """
@@ -21,14 +22,22 @@ from relinear.linearize.assemble import trained
 from relinear.linearize.loading import auto_class
 from relinear.linearize.model import Linearized, linearize
 from relinear.plan.job import Link
-from relinear.weights import ADAPTER_CONFIG, files_of, header, require_finite, require_plain_adapter, require_whole
+from relinear.weights import (
+    ADAPTER_CONFIG,
+    files_of,
+    header,
+    require_finite,
+    require_plain_adapter,
+    require_whole,
+)
 
-EXPORTED = "relinear.json"  # names the files that `relinear.share.export` wrote and their sources; a folder without it is never replaced
+# names the files that `relinear.share.export` wrote and their sources; a folder without it is never replaced
+EXPORTED = "relinear.json"
 
 
 def require_loadable(model: Path, links: Sequence[Link]) -> None:
-    """Raise UserError unless the folders of a model and of the steps behind it hold exactly the tensors that are loaded, in their shapes, all
-    finite. The message names the file and the tensor."""
+    """Raise UserError unless the folders of a model and of the steps behind it hold exactly the tensors that
+    are loaded, in their shapes, all finite. The message names the file and the tensor."""
     with warnings.catch_warnings(), torch.device("meta"):
         warnings.simplefilter("ignore")  # loading warns of tensors that are compared here
         built = _empty(model)
@@ -41,7 +50,8 @@ def require_loadable(model: Path, links: Sequence[Link]) -> None:
 
 
 def load_folder(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
-    """The model of a folder that transformers loads: exported, saved or anyone's. Raises UserError where it is not whole, finite safetensors."""
+    """The model of a folder that transformers loads: exported, saved or anyone's. Raises UserError where it
+    is not whole, finite safetensors."""
     adapter = folder / "adapter_model.safetensors"
     try:
         require_sized(folder, AutoModelForCausalLM.from_config)
@@ -58,7 +68,8 @@ def load_folder(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
         raise
     except FAILURES as error:
         raise UserError(
-            f"no model to load from {folder}: {first_line(error)}; possible: a folder with config.json and safetensors, or a run"
+            f"no model to load from {folder}: {first_line(error)}; possible: a folder with config.json and"
+            " safetensors, or a run"
         ) from error
     _require_as_exported(folder)
     return model
@@ -69,7 +80,8 @@ def _is(path: Path, digest: str) -> bool:
 
 
 def _require_as_exported(folder: Path) -> None:
-    """Raise UserError where a file that an exported folder's model is made of is not the one that was written."""
+    """Raise UserError where a file that an exported folder's model is made of is not the one that was
+    written."""
     if not (folder / EXPORTED).is_file():
         return
     try:
@@ -77,10 +89,12 @@ def _require_as_exported(folder: Path) -> None:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{folder / EXPORTED} does not say what `relinear export` wrote: {error!r}") from None
     for name, written in files:
-        if (name in ("config.json", ADAPTER_CONFIG) or name.endswith(".safetensors")) and not _is(folder / name, written):
+        if (name in ("config.json", ADAPTER_CONFIG) or name.endswith(".safetensors")) and not _is(
+            folder / name, written
+        ):
             raise UserError(
-                f"{folder / name} is not the file that `relinear export` wrote, by {EXPORTED}; possible: the folder exported again, or, "
-                f"where the change is yours, the folder without {EXPORTED}"
+                f"{folder / name} is not the file that `relinear export` wrote, by {EXPORTED}; possible: the"
+                f" folder exported again, or, where the change is yours, the folder without {EXPORTED}"
             )
 
 
@@ -95,10 +109,14 @@ def _names(model: nn.Module) -> tuple[dict[str, tuple[int, ...]], list[list[str]
     tied: dict[int, list[str]] = {}
     for name, tensor in tensors.items():
         tied.setdefault(id(tensor), []).append(name)
-    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}, [names for names in tied.values() if len(names) > 1]
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}, [
+        names for names in tied.values() if len(names) > 1
+    ]
 
 
-def _require(files: Sequence[Path], expected: dict[str, tuple[int, ...]], tied: Sequence[list[str]] = ()) -> None:
+def _require(
+    files: Sequence[Path], expected: dict[str, tuple[int, ...]], tied: Sequence[list[str]] = ()
+) -> None:
     require_whole(files, expected, tied)
     for path in files:
         require_finite(path)
@@ -106,11 +124,15 @@ def _require(files: Sequence[Path], expected: dict[str, tuple[int, ...]], tied: 
 
 def _stepped(model: PreTrainedModel, step: Path) -> PreTrainedModel:
     """The model behind a step, whose files are checked."""
-    everything, method, adapter = (step / name for name in ("model.safetensors", "method.safetensors", "adapter"))
+    everything, method, adapter = (
+        step / name for name in ("model.safetensors", "method.safetensors", "adapter")
+    )
     if everything.is_file():
         header(everything)  # raises where the file is none, before its metadata are read
         names = trained(model, everything)
-        _require([everything], {name: tuple(p.shape) for name, p in model.named_parameters() if name in names})
+        _require(
+            [everything], {name: tuple(p.shape) for name, p in model.named_parameters() if name in names}
+        )
     if method.is_file():
         own = model.method_parameters() if isinstance(model, Linearized) else {}
         _require([method], {name: tuple(p.shape) for name, p in own.items()})
@@ -124,6 +146,9 @@ def _require_adapter(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
         adapted = get_peft_model(model, PeftConfig.from_pretrained(str(folder)))
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise UserError(f"{folder / 'adapter_config.json'} makes no adapter of this model: {error}") from None
-    expected = {name: tuple(tensor.shape) for name, tensor in get_peft_model_state_dict(adapted, save_embedding_layers=False).items()}
+    expected = {
+        name: tuple(tensor.shape)
+        for name, tensor in get_peft_model_state_dict(adapted, save_embedding_layers=False).items()
+    }
     _require([folder / "adapter_model.safetensors"], expected)
     return adapted.unload()

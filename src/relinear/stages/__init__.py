@@ -1,6 +1,8 @@
-"""The work of each stage, without torch. One stage, one file: the folder is the registry, `load("distill")` is `stages/distill.py`.
+"""The work of each stage, without torch. One stage, one file: the folder is the registry, `load("distill")`
+is `stages/distill.py`.
 
-A file defines one subclass of `_stage.Stage` named `Stage` and, where people write settings for it, a pydantic model named `Options`.
+A file defines one subclass of `_stage.Stage` named `Stage` and, where people write settings for it, a
+pydantic model named `Options`.
 """
 
 import functools
@@ -27,9 +29,12 @@ def load(name: str) -> ModuleType:
 def makers() -> dict[str, str]:
     """Kinds of data, as `make` of data.yaml says them -> the file here with their Options.
 
-    Each stage that has Options and trains nothing makes the kind of its name. `items` are read where they lie.
+    Each stage that has Options and trains nothing makes the kind of its name. `items` are read where they
+    lie.
     """
-    return {"items": "_items"} | {name: name for name in available() if not stage(name).trains and hasattr(load(name), "Options")}
+    return {"items": "_items"} | {
+        name: name for name in available() if not stage(name).trains and hasattr(load(name), "Options")
+    }
 
 
 @functools.cache

@@ -1,4 +1,5 @@
-"""Evaluation items, read where they lie: in an asset, or in a folder of `workflow/`. Nothing is made of them."""
+"""Evaluation items, read where they lie: in an asset, or in a folder of `workflow/`. Nothing is made of
+them."""
 
 from typing import Self
 

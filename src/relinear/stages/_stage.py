@@ -1,4 +1,5 @@
-"""What stages share: the class that a stage's file overrides, and reasons why a node's work cannot be done."""
+"""What stages share: the class that a stage's file overrides, and reasons why a node's work cannot be
+done."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -52,7 +53,8 @@ def unless_causal(entry: Entry, scale: Scaled, why: str) -> Iterator[str]:
 
 
 def unless_pictures(entry: Entry, scale: Scaled, why: str, otherwise: str = "") -> Iterator[str]:
-    """A reason where a run's model does not read pictures. `otherwise`: what is possible beside runs of models that do."""
+    """A reason where a run's model does not read pictures. `otherwise`: what is possible beside runs of
+    models that do."""
     if not scale.sees(entry.model):
         able = ", ".join(filter(scale.sees, scale.models))
         yield f"{entry.node}: {why}, and {entry.model!r} reads none; possible: {otherwise}runs of {able}"
@@ -63,21 +65,28 @@ def unless_fitting(entry: Entry, scale: Scaled) -> Iterator[str]:
     run = entry.run.run
     file = method_file(run.method)
     if not scale.models[entry.model].causal and causal_only(file, run.own):  # an encoder's keys have no order
-        able = ", ".join(method for method in attention.available() if not causal_only(method_file(method), {}))
+        able = ", ".join(
+            method for method in attention.available() if not causal_only(method_file(method), {})
+        )
         said = f"method {run.method!r}{f' with {run.own}' if run.own else ''}"
-        yield (f"{entry.node}: {said} reads keys in their order, and {entry.model!r} is an encoder; possible: {able}, without a window")
+        yield (
+            f"{entry.node}: {said} reads keys in their order, and {entry.model!r} is an encoder; possible:"
+            f" {able}, without a window"
+        )
     if (method := run.options.get("bytes_of")) is not None:
-        # How many positions the bytes hold depends on the model's heads: at any heads, as many as the method's layer keeps.
+        # How many positions the bytes hold depends on the model's heads: at any heads, as many as the
+        # method's layer keeps.
         least, _ = definitions(file).HELD[method.partition("_")[0]]
         if (sinks := run.options.get("sinks", option_defaults(file)["sinks"])) >= least:
             yield (
-                f"{entry.node}: {sinks} sinks asked for in the bytes of {method!r}, which hold {least} positions or, by a "
-                f"model's heads, more; possible: up to {least - 1} sinks"
+                f"{entry.node}: {sinks} sinks asked for in the bytes of {method!r}, which hold {least}"
+                f" positions or, by a model's heads, more; possible: up to {least - 1} sinks"
             )
 
 
 def held(model: str, data: str, scale: Scaled, written: int = 0) -> dict[str, int] | None:
-    """Source of a text -> the tokens to train on that it holds in a model's vocabulary; None where one was not counted.
+    """Source of a text -> the tokens to train on that it holds in a model's vocabulary; None where one was
+    not counted.
 
     `written`: tokens that the model writes beside them.
     """
@@ -99,12 +108,18 @@ def unless_held(entry: Entry, scale: Scaled, wanted: int, written: int = 0) -> I
 
 
 def unless_repeated(entry: Entry, scale: Scaled, data: str, wanted: int) -> Iterator[str]:
-    """A reason where a training reads more tokens than its data's sources hold, times the `epochs` that the data allow."""
+    """A reason where a training reads more tokens than its data's sources hold, times the `epochs` that the
+    data allow."""
     epochs = scale.data[data].options.get("epochs")
-    if epochs and (found := held(entry.model, data, scale)) and (most := sum(found.values()) * epochs) < wanted:
+    if (
+        epochs
+        and (found := held(entry.model, data, scale))
+        and (most := sum(found.values()) * epochs) < wanted
+    ):
         yield (
-            f"{entry.node}: a training of {wanted:,} tokens asked for; data {data!r} hold {most // epochs:,} unique ones, and allow {epochs} epochs "
-            f"of these, {most:,} tokens. Possible: a smaller dose or budget, fewer epochs, or another source in data.yaml"
+            f"{entry.node}: a training of {wanted:,} tokens asked for; data {data!r} hold {most // epochs:,}"
+            f" unique ones, and allow {epochs} epochs of these, {most:,} tokens. Possible: a smaller dose or"
+            " budget, fewer epochs, or another source in data.yaml"
         )
 
 
@@ -146,7 +161,8 @@ class Stage:
         raise NotImplementedError
 
     def sequence(self, options: dict[str, Any]) -> int | None:
-        """The tokens of each sequence of a kind of data; None for a stream that is cut into sequences of any length."""
+        """The tokens of each sequence of a kind of data; None for a stream that is cut into sequences of any
+        length."""
         return None
 
 
@@ -173,7 +189,8 @@ class Sourced(Tokens):
         parents: Mapping[str, Node] | None = None,
         reasons: Iterable[str] = (),
     ) -> Work:
-        """The work with the assets of its sources and their readers; some kinds of data have readers of their own, in the work."""
+        """The work with the assets of its sources and their readers; some kinds of data have readers of their
+        own, in the work."""
         found: dict[str, None] = {}
         for source in self.sources(entry, scale):
             with suppress(UserError):
@@ -191,7 +208,9 @@ class Sourced(Tokens):
         """Its sources, the held-out one included."""
         options = scale.data[entry.text.data].options
         named = options["sources"] if "sources" in options else [options["source"]]
-        return [source for source in dict.fromkeys((*named, options.get("heldout_source"))) if source is not None]
+        return [
+            source for source in dict.fromkeys((*named, options.get("heldout_source"))) if source is not None
+        ]
 
     def reader(self, entry: Entry, scale: Scaled, source: str) -> str:
         """The file of get/readers that reads a source as a text. Raises UserError where there is none."""

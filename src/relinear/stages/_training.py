@@ -13,21 +13,25 @@ from relinear.stages._work import Entry, Scaled, Work
 
 
 class Budget(Strict):
-    """A scale's budget of a step: `epochs` over the training tokens in sequences of `seq_len`, batch x accumulate of them a step."""
+    """A scale's budget of a step: `epochs` over the training tokens in sequences of `seq_len`, batch x
+    accumulate of them a step."""
 
     epochs: Positive
     seq_len: Positive
-    longest: Positive | None = None  # the most tokens that a run's own `seq_len` gets; None: all that it asks for
+    # the most tokens that a run's own `seq_len` gets; None: all that it asks for
+    longest: Positive | None = None
     batch_size: Positive
     accumulate: Positive
-    lr_floor: Annotated[float, Field(ge=0)] = 0.0  # least learning rate: the papers' rates are for thousands of steps
+    # least learning rate: the papers' rates are for thousands of steps
+    lr_floor: Annotated[float, Field(ge=0)] = 0.0
 
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Recipe(Strict):
-    """The optimisation of a run in one step, AdamW with linear warm-up and cosine, and the text and amounts that differ from the scale's."""
+    """The optimisation of a run in one step, AdamW with linear warm-up and cosine, and the text and amounts
+    that differ from the scale's."""
 
     data: str  # a name in data.yaml
     lr: Annotated[float, Field(gt=0)]
@@ -45,14 +49,15 @@ class Recipe(Strict):
 
 OF_BUDGET = ("epochs", "seq_len", "batch_size", "accumulate")
 RATES = ("lr", "method_lr")  # fields of a recipe that are learning rates
-ELSEWHERE = {"data", "dose", "if_random", *OF_BUDGET}  # fields of a recipe that its text, its budget and the plan say
+# fields of a recipe that its text, its budget and the plan say
+ELSEWHERE = {"data", "dose", "if_random", *OF_BUDGET}
 
 
 def effective(recipe: dict[str, Any], budget: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """A recipe with the learning rates that it is trained at, and its budget.
 
-    The scale's `lr_floor` is the least rate. Where no rate is at the floor, the floor changes nothing, and the
-    returned budget has `lr_floor` 0.
+    The scale's `lr_floor` is the least rate. Where no rate is at the floor, the floor changes nothing, and
+    the returned budget has `lr_floor` 0.
     """
     floor = budget["lr_floor"]
     rates = {name: max(recipe[name], floor) for name in RATES if recipe.get(name) is not None}
@@ -61,13 +66,20 @@ def effective(recipe: dict[str, Any], budget: dict[str, Any]) -> tuple[dict[str,
 
 def unless_given(recipe: Recipe, amounts: dict[str, Any]) -> dict[str, Any]:
     """Those amounts of a kind of data that the recipe does not give itself."""
-    return {name: value for name, value in amounts.items() if value is not None and getattr(recipe, name, None) is None}
+    return {
+        name: value
+        for name, value in amounts.items()
+        if value is not None and getattr(recipe, name, None) is None
+    }
 
 
 def of_scale(scale: Scaled, stage: str) -> dict[str, Any]:
     """A scale's budget of a training stage. Raises ConfigError where it has none."""
     if stage not in scale.config.train:
-        raise ConfigError(f"scale {scale.name!r} has no budget for {stage}; it has {', '.join(scale.config.train) or 'none'}")
+        raise ConfigError(
+            f"scale {scale.name!r} has no budget for {stage}; it has"
+            f" {', '.join(scale.config.train) or 'none'}"
+        )
     return scale.config.train[stage]
 
 
@@ -87,16 +99,22 @@ class Step(_stage.Stage):
         return parse(self.Options, run.run.recipes[stage], f"runs.yaml: {run.name}: {stage}")
 
     def budget(self, entry: Entry, scale: Scaled, recipe: Recipe) -> dict[str, Any]:
-        """The scale's budget with whatever the run gives instead; of data made of sequences, their own length.
+        """The scale's budget with whatever the run gives instead; of data made of sequences, their own
+        length.
 
         Raises ConfigError where the run asks for another length than these have.
         """
         stage = entry.node.stage
         given = parse(self.Budget, of_scale(scale, stage), f"scales/{scale.name}.yaml: train: {stage}")
         length = scale.sequence(data := scale.data_for(recipe.data, entry.model))
-        if length and recipe.seq_len not in (None, length) and not stages.makes(scale.data[data].make, "pictures"):
+        if (
+            length
+            and recipe.seq_len not in (None, length)
+            and not stages.makes(scale.data[data].make, "pictures")
+        ):
             raise ConfigError(
-                f"run {entry.node.name!r}: {stage}.seq_len {recipe.seq_len}, and data {data!r} are sequences of {length} tokens; leave it out"
+                f"run {entry.node.name!r}: {stage}.seq_len {recipe.seq_len}, and data {data!r} are sequences"
+                f" of {length} tokens; leave it out"
             )
         own = {name: value for name in OF_BUDGET if (value := getattr(recipe, name)) is not None}
         amounts = given.model_dump(mode="json")

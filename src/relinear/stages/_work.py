@@ -1,4 +1,5 @@
-"""The values between the plan and a stage: what a node is of, what a stage may look up, and the answer, the node's work."""
+"""The values between the plan and a stage: what a node is of, what a stage may look up, and the answer, the
+node's work."""
 
 import functools
 from collections.abc import Mapping
@@ -15,7 +16,8 @@ from relinear.plan.strict import ConfigError
 
 @dataclass(frozen=True)
 class Scaled:
-    """The entries of `workflow/` and the amounts of one scale, with a user's budget and seed: all that a stage may look up."""
+    """The entries of `workflow/` and the amounts of one scale, with a user's budget and seed: all that a
+    stage may look up."""
 
     name: str  # of the scale
     config: Scale
@@ -28,21 +30,24 @@ class Scaled:
     workflow: Path
 
     def stand_in(self, kind: str, name: str) -> str:
-        """The model or data that the scale takes for a name. Raises ConfigError where there is none of that name."""
+        """The model or data that the scale takes for a name. Raises ConfigError where there is none of that
+        name."""
         have = getattr(self, kind)
         one_of(kind, name, have)
         taken = getattr(self.config.stand_ins, kind).get(name, name)
         return one_of(f"stand-in ({kind}) of scale {self.name!r},", taken, have)
 
     def data_for(self, data: str, model: str) -> str:
-        """The data set that stands in for another; where a model has the vocabulary of one data set alone, that one for any text."""
+        """The data set that stands in for another; where a model has the vocabulary of one data set alone,
+        that one for any text."""
         name, own = self.stand_in("data", data), self.models[model].data
         if own is None or self.data[name].make == "items":
             return name
         return one_of(f"data of model {model!r},", own, self.data)
 
     def text(self, data: str, model: str, dose: float = 1.0) -> Node:
-        """The node of the tokens that stand in for a data set. Raises ConfigError for data that are no tokens."""
+        """The node of the tokens that stand in for a data set. Raises ConfigError for data that are no
+        tokens."""
         name = self.data_for(data, model)
         made = self.data[name].make
         if made in stages.texts() or made not in stages.available():
@@ -52,7 +57,8 @@ class Scaled:
         return Node(made, name)
 
     def text_data(self, data: str, kind: str | None = None) -> str:
-        """The name of a data set that is a text, or of one kind of texts. Raises ConfigError for any other."""
+        """The name of a data set that is a text, or of one kind of texts. Raises ConfigError for any
+        other."""
         kinds = (kind,) if kind else stages.texts()
         if self.data[data].make not in kinds:
             have = ", ".join(name for name, found in self.data.items() if found.make in kinds)
@@ -74,7 +80,8 @@ class Scaled:
         return [name for name, found in self.data.items() if stages.makes(found.make, "labelled")]
 
     def train_tokens(self, dose: float, own: int | None = None) -> int:
-        """Unique training tokens of a dose: of the scale's, or of a data set's `own`, which the budget multiplies, too."""
+        """Unique training tokens of a dose: of the scale's, or of a data set's `own`, which the budget
+        multiplies, too."""
         tokens = self.config.text.train_tokens if own is None else own * self.budget
         return multiple(tokens * dose, whole_tokens(self.config))
 
@@ -85,13 +92,15 @@ class Scaled:
 
 @dataclass(frozen=True)
 class Entry:
-    """What a node is of: a text, a run with the chain ahead of the node, or the asset, model or data of the node's name."""
+    """What a node is of: a text, a run with the chain ahead of the node, or the asset, model or data of the
+    node's name."""
 
     node: Node
     text: Text | None = None
     run: Resolved | None = None
     chain: tuple[LinkNodes, ...] = ()
-    recipes: Mapping[Node, dict[str, Any]] = field(default_factory=dict)  # trained step of the chain -> its settings in runs.yaml
+    # trained step of the chain -> its settings in runs.yaml
+    recipes: Mapping[Node, dict[str, Any]] = field(default_factory=dict)
 
     @property
     def model(self) -> str:
@@ -100,13 +109,21 @@ class Entry:
 
     @functools.cached_property
     def trained(self) -> dict[str, Node]:
-        """The trained steps ahead of the node by role: the stage for the run's own, `run/stage` for another run's."""
+        """The trained steps ahead of the node by role: the stage for the run's own, `run/stage` for another
+        run's."""
         return {self._role(step): step for link in self.chain for step in link.steps}
 
     @property
     def links(self) -> list[dict[str, Any]]:
         """The chain as plain data, its steps as roles of the node's parents."""
-        return [{"method": link.method, "options": link.options, "steps": [self._role(step) for step in link.steps]} for link in self.chain]
+        return [
+            {
+                "method": link.method,
+                "options": link.options,
+                "steps": [self._role(step) for step in link.steps],
+            }
+            for link in self.chain
+        ]
 
     def _role(self, step: Node) -> str:
         return step.stage if step.name == self.node.name else f"{step.name}/{step.stage}"
@@ -118,11 +135,14 @@ class Work:
 
     settings: dict[str, Any]  # effective, as plain data; part of the key
     module: str  # with `work(job) -> metrics`
-    reaches: tuple[str, ...] = ()  # further entry points of the code that makes the result: modules found by name
+    # further entry points of the code that makes the result: modules found by name
+    reaches: tuple[str, ...] = ()
     parents: Mapping[str, Node] = field(default_factory=dict)  # role -> a node whose folder the work reads
     assets: tuple[str, ...] = ()  # that the work reads from the cache
     refused: str | None = None  # why the work cannot be done
     beyond: str | None = None  # a measurement: why its lengths are beyond what the model reads
-    raised: float | None = None  # a training: the scale's least learning rate, where the run asks for a lower one
-    shortened: int | None = None  # a training: the tokens of a sequence that the run asks for, where the scale has less
+    # a training: the scale's least learning rate, where the run asks for a lower one
+    raised: float | None = None
+    # a training: the tokens of a sequence that the run asks for, where the scale has less
+    shortened: int | None = None
     sequences: int | None = None  # a training: those of one step, which processes share evenly

@@ -13,7 +13,8 @@ class Stage(_stage.Tokens):
     device = True
 
     def resolve(self, entry, scale):
-        """The pass, in sequences of the scale's distill steps; it reaches the softmax layer and the model's family."""
+        """The pass, in sequences of the scale's distill steps; it reaches the softmax layer and the model's
+        family."""
         return Work(
             settings={"seq_len": _training.of_scale(scale, "distill")["seq_len"]},
             module=self.work,

@@ -13,13 +13,17 @@ from relinear.stages._work import Entry, Scaled
 class Options(_training.Recipe):
     """The options of a `classify` step in runs.yaml."""
 
-    pool: Literal["first", "mean", "pair"] = "first"  # what the head reads of a text: its first token, the mean of all, or two texts apart
-    if_random: bool = False  # a step that a pretrained model has behind it: left out where the model's weights are not random
-    patience: Positive | None = None  # end after so many epochs without a lower validation loss; the weights of the lowest are kept
+    # what the head reads of a text: its first token, the mean of all, or two texts apart
+    pool: Literal["first", "mean", "pair"] = "first"
+    # a step that a pretrained model has behind it: left out where the model's weights are not random
+    if_random: bool = False
+    # end after so many epochs without a lower validation loss; the weights of the lowest are kept
+    patience: Positive | None = None
 
 
 class OfArena(Strict):
-    """The amounts in which a scale's budget differs for long sequences of one class each, which a small model learns from scratch."""
+    """The amounts in which a scale's budget differs for long sequences of one class each, which a small model
+    learns from scratch."""
 
     epochs: dict[str, Positive] = {}  # of each task
     lr_floor: dict[str, Annotated[float, Field(ge=0)]] = {}  # of each task
@@ -40,8 +44,12 @@ class Stage(_training.Step):
     Options, Budget = Options, Budget
 
     def budget(self, entry, scale, recipe):
-        """The amounts of the training; a task of long sequences has amounts of its own where the run gives none."""
-        budget, data = super().budget(entry, scale, recipe), scale.data[scale.data_for(recipe.data, entry.model)]
+        """The amounts of the training; a task of long sequences has amounts of its own where the run gives
+        none."""
+        budget, data = (
+            super().budget(entry, scale, recipe),
+            scale.data[scale.data_for(recipe.data, entry.model)],
+        )
         arena = budget.pop("arena")
         if data.make == "arena":
             task = data.options["task"]
@@ -61,9 +69,15 @@ class Stage(_training.Step):
             able = ", ".join(name for name, found in scale.models.items() if not found.causal)
             yield f"{node}: classify trains encoders, and {model!r} is none; possible: runs of {able}"
         if (data := scale.data_for(recipe.data, model)) not in (able := scale.labelled()):
-            yield f"{node} needs texts with labels, and the data {data!r} have none; possible: {', '.join(able)}"
+            yield (
+                f"{node} needs texts with labels, and the data {data!r} have none; possible:"
+                f" {', '.join(able)}"
+            )
         if sees and recipe.pool != "first":
-            yield f"{node}: the classes of {model!r} are read from its first token; got pool: {recipe.pool}, possible: first"
+            yield (
+                f"{node}: the classes of {model!r} are read from its first token; got pool: {recipe.pool},"
+                " possible: first"
+            )
         yield from super().reasons(entry, scale, recipe, budget)
         before = [step for step in entry.trained.values() if step.stage == node.stage]
         if not before or sees or scale.data_for(Options(**entry.recipes[before[-1]]).data, model) not in able:
@@ -71,8 +85,9 @@ class Stage(_training.Step):
         ours, theirs = _head(recipe, entry, scale), _head(Options(**entry.recipes[before[-1]]), entry, scale)
         if ours != theirs:
             yield (
-                f"{node} has a head of {ours}, but comes after {before[-1]}, which leaves one of {theirs}, and a chain has one "
-                "head; possible: the same number of classes and the same pool, or a chain without the other task"
+                f"{node} has a head of {ours}, but comes after {before[-1]}, which leaves one of {theirs},"
+                " and a chain has one head; possible: the same number of classes and the same pool, or a"
+                " chain without the other task"
             )
 
 

@@ -31,7 +31,11 @@ class Stage(_training.Step):
 
     def budget(self, entry, scale, recipe):
         """Amounts of the training, without what chooses kept activations."""
-        return {name: value for name, value in super().budget(entry, scale, recipe).items() if name != "activations"}
+        return {
+            name: value
+            for name, value in super().budget(entry, scale, recipe).items()
+            if name != "activations"
+        }
 
     def resolve(self, entry, scale):
         """The training, with the kept activations among its parents where the lengths agree."""

@@ -1,4 +1,5 @@
-"""Whole documents for one model's vocabulary, to measure on: each keeps its length, and none is trained on."""
+"""Whole documents for one model's vocabulary, to measure on: each keeps its length, and none is trained
+on."""
 
 from typing import Annotated, Literal
 
@@ -9,12 +10,15 @@ from relinear.stages import _stage
 
 
 class Options(Strict):
-    """An entry of data.yaml with `make: documents`: of its `sources` the documents of `shortest` tokens and more.
+    """An entry of data.yaml with `make: documents`: of its `sources` the documents of `shortest` tokens and
+    more.
 
-    `part` heldout: only those that texts of the same sources hold out, a tenth by their hash; all: of sources that nothing trains on.
+    `part` heldout: only those that texts of the same sources hold out, a tenth by their hash; all: of sources
+    that nothing trains on.
     """
 
-    sources: Annotated[tuple[str, ...], Field(min_length=1)]  # assets, or `smoke`; get/documents.py has the reader of each
+    # assets, or `smoke`; get/documents.py has the reader of each
+    sources: Annotated[tuple[str, ...], Field(min_length=1)]
     shortest: Positive
     part: Literal["all", "heldout"] = "all"
 

@@ -1,4 +1,5 @@
-"""Stage 2: a linearized model is trained as a language model, by LoRA, in full, or in the method's own parameters alone."""
+"""Stage 2: a linearized model is trained as a language model, by LoRA, in full, or in the method's own
+parameters alone."""
 
 from typing import Annotated, Literal, Self
 
@@ -13,7 +14,8 @@ class Options(_training.Recipe):
 
     kind: Literal["lora", "full", "method"]  # method: only the parameters that the method added
     train_embeddings: bool = True  # full: train the tables of embeddings too, and a head that is tied to one
-    train_method: bool = False  # lora: train the method's own parameters too (methods without a transfer stage need it)
+    # lora: train the method's own parameters too (methods without a transfer stage need it)
+    train_method: bool = False
     method_lr: Annotated[float, Field(gt=0)] | None = None  # their learning rate; the adapter's if not given
     lora_rank: Annotated[int, Field(gt=0, le=WIDEST)] = 8
     lora_alpha: Annotated[int, Field(gt=0, le=WIDEST)] = 16
@@ -21,15 +23,26 @@ class Options(_training.Recipe):
 
     @model_validator(mode="after")
     def _of_its_kind(self) -> Self:
-        given = [name for name, field in type(self).model_fields.items() if getattr(self, name) != field.default]
-        if self.kind != "lora" and (unfit := [name for name in given if name == "train_method" or name.startswith("lora_")]):
-            raise ValueError(f"{unfit[0]} is of kind lora; got kind {self.kind}, possible: kind lora, or without {unfit[0]}")
+        given = [
+            name for name, field in type(self).model_fields.items() if getattr(self, name) != field.default
+        ]
+        if self.kind != "lora" and (
+            unfit := [name for name in given if name == "train_method" or name.startswith("lora_")]
+        ):
+            raise ValueError(
+                f"{unfit[0]} is of kind lora; got kind {self.kind}, possible: kind lora, or without"
+                f" {unfit[0]}"
+            )
         if self.kind != "full" and not self.train_embeddings:
-            raise ValueError(f"train_embeddings is of kind full; got kind {self.kind}, possible: kind full, or without train_embeddings")
+            raise ValueError(
+                f"train_embeddings is of kind full; got kind {self.kind}, possible: kind full, or without"
+                " train_embeddings"
+            )
         if "method_lr" in given and (self.kind == "full" or (self.kind == "lora" and not self.train_method)):
             trained = f"kind {self.kind}" + (" and train_method false" if self.kind == "lora" else "")
             raise ValueError(
-                f"method_lr is the rate of a method's own parameters; got {trained}, possible: kind lora with train_method, or kind method"
+                f"method_lr is the rate of a method's own parameters; got {trained}, possible: kind lora with"
+                " train_method, or kind method"
             )
         return self
 

@@ -13,7 +13,8 @@ MADE_HERE = ("digits",)  # comes with scikit-learn, and is no asset
 
 
 class Options(_stage.Classes):
-    """An entry of data.yaml with `make: images`: the source, the size that its pictures are brought to, and how many there are."""
+    """An entry of data.yaml with `make: images`: the source, the size that its pictures are brought to, and
+    how many there are."""
 
     source: Literal["digits", "fashion-mnist", "imagenet-1k"]
     side: Positive  # pixels of a row, and rows
@@ -35,7 +36,8 @@ class Stage(_stage.Stage):
     pictures = True
 
     def resolve(self, entry, scale):
-        """Options of the data, with the number of training pictures that the budget makes. No seed: the splits are fixed."""
+        """Options of the data, with the number of training pictures that the budget makes. No seed: the
+        splits are fixed."""
         options = scale.data[entry.node.name].options
         source = options["source"]
         settings = {**options, "train": scale.times_budget(options["train"])}

@@ -1,4 +1,5 @@
-"""A measurement of a run: one metric on one data set, with a key of its own, so that a new metric reruns nothing."""
+"""A measurement of a run: one metric on one data set, with a key of its own, so that a new metric reruns
+nothing."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,15 +30,18 @@ from relinear.stages._work import Entry, Scaled, Work
 GATE = "gate"  # the measure that a model must pass before others score it
 PICTURE_GATE = "picture_gate"  # the metric that is the gate of a model of pictures
 AS_IT_IS = "default"  # the `rope_scaling` of angles that go on beyond the positions
-LENGTHS = ("contexts", "lengths", "length", "positions")  # options that say how many tokens a model reads in one piece
+# options that say how many tokens a model reads in one piece
+LENGTHS = ("contexts", "lengths", "length", "positions")
 
 
-File = Annotated[str, Field(pattern=r"^[\w{}-]+([./][\w{}-]+)*$")]  # below a folder of items, or of lm-eval's tasks
+# below a folder of items, or of lm-eval's tasks
+File = Annotated[str, Field(pattern=r"^[\w{}-]+([./][\w{}-]+)*$")]
 Splits = Annotated[dict[Literal["train", "dev", "validation", "test"], File], Field(min_length=1)]
 
 
 class Task(Strict):
-    """A file of workflow/tasks: one of lm-eval's tasks, over files of items. What it says of shots and splits takes the place of lm-eval's."""
+    """A file of workflow/tasks: one of lm-eval's tasks, over files of items. What it says of shots and splits
+    takes the place of lm-eval's."""
 
     include: File  # with {subject}, one task for each subject
     training_split: File | None = None
@@ -56,12 +60,14 @@ def check_tasks(workflow: Path) -> None:
 
 
 def of_shape(measure: Measure) -> bool:
-    """Whether a measure is of a model's shape alone: it stands behind nothing that trains, and all trainings of a run have the same."""
+    """Whether a measure is of a model's shape alone: it stands behind nothing that trains, and all trainings
+    of a run have the same."""
     return "shape" in metric_needs(metric_file(measure.metric))
 
 
 def undefined(method: str, measure: Measure) -> str | None:
-    """The reason why a measurement is not defined of a method: it lacks a part that is switched off, or nothing was linearized."""
+    """The reason why a measurement is not defined of a method: it lacks a part that is switched off, or
+    nothing was linearized."""
     have = part_names(method_file(method))
     if lacking := [part for part in measure.without if part not in have]:
         return f"no {' and no '.join(lacking)} part"
@@ -102,11 +108,18 @@ class Stage(_stage.Stage):
         items = asked.items()
         return Work(
             settings={
-                "method": run.run.method, "options": run.run.options, "variant": run.run.variant, "links": links,
-                "metric": asked.metric, "metric_options": asked.options, "before": measure.before,
+                "method": run.run.method,
+                "options": run.run.options,
+                "variant": run.run.variant,
+                "links": links,
+                "metric": asked.metric,
+                "metric_options": asked.options,
+                "before": measure.before,
                 **({"without": measure.without} if measure.without else {}),
-                "data": asked.data, "files": asked.files(),
-                "seed": scale.seed, "init_seed": scale.seed + run.seed,
+                "data": asked.data,
+                "files": asked.files(),
+                "seed": scale.seed,
+                "init_seed": scale.seed + run.seed,
             },
             module=self.work,
             reaches=(f"relinear.measure.{asked.metric}", *_stage.built_of(entry, scale)),
@@ -114,7 +127,7 @@ class Stage(_stage.Stage):
             assets=(items["asset"],) if items and items["asset"] else (),
             refused=_stage.first(asked.reasons()),
             beyond=_stage.first(asked.beyond()),
-        )  # fmt: skip
+        )
 
 
 class _Asked:
@@ -132,7 +145,8 @@ class _Asked:
         self.options = self._options()
 
     def _data(self) -> str | None:
-        """The data that stand in for the measure's; None for the gate of an encoder, which shows on any tokens."""
+        """The data that stand in for the measure's; None for the gate of an encoder, which shows on any
+        tokens."""
         if self.measure.data is None or (self.gate and not self.model.causal):
             return None
         return self.scale.data_for(self.measure.data, self.entry.model)
@@ -163,46 +177,58 @@ class _Asked:
     def files(self) -> dict[str, str]:
         """Files of `workflow/` that the metric reads: sha256 by path."""
         workflow, items = self.scale.workflow, self.items()
-        paths = [_task(workflow, task) for task in self.options.get("items", {})] if "tasks" in self.needs else []
+        paths = (
+            [_task(workflow, task) for task in self.options.get("items", {})] if "tasks" in self.needs else []
+        )
         if items and items["folder"]:
             folder = workflow / items["folder"]
             if not folder.resolve().is_relative_to(workflow.resolve()):
-                raise ConfigError(f"{self.node}: items in {items['folder']!r}; possible: a folder below workflow/")
+                raise ConfigError(
+                    f"{self.node}: items in {items['folder']!r}; possible: a folder below workflow/"
+                )
             paths += sorted(path for path in folder.rglob("*") if path.is_file())
         return {path.relative_to(workflow).as_posix(): sha256(path) for path in paths}
 
     def reasons(self) -> Iterator[str]:
-        """Why the metric cannot be asked of this run or these data, or the run's method cannot have its model."""
+        """Why the metric cannot be asked of this run or these data, or the run's method cannot have its
+        model."""
         entry, scale, node, metric, needs = self.entry, self.scale, self.node, self.metric, self.needs
         yield from _stage.unless_fitting(entry, scale)
         if "next_token" in needs:
-            yield from _stage.unless_causal(entry, scale, f"{metric} scores how a model predicts the next token")
+            yield from _stage.unless_causal(
+                entry, scale, f"{metric} scores how a model predicts the next token"
+            )
         if "state" in needs:
-            yield from _stage.unless_causal(entry, scale, f"{metric} counts what a model keeps from one token to the next")
+            yield from _stage.unless_causal(
+                entry, scale, f"{metric} counts what a model keeps from one token to the next"
+            )
         have = part_names(method_file(self.method))
         for part in self.measure.without:
             if part not in have:
                 yield (
-                    f"measure {node.part!r} switches off the part {part!r}; the method {self.method!r} of run {node.name!r} "
-                    f"has {', '.join(have) or 'none, it is one whole'}"
+                    f"measure {node.part!r} switches off the part {part!r}; the method {self.method!r} of run"
+                    f" {node.name!r} has {', '.join(have) or 'none, it is one whole'}"
                 )
         if "linearized" in needs and self.method == "softmax":
             able = ", ".join(method for method in attention.available() if method != "softmax")
             yield (
-                f"{node}: {metric} is of a model whose attention a method has replaced; run {node.name!r} has softmax attention. "
-                f"Possible: runs of {able}"
+                f"{node}: {metric} is of a model whose attention a method has replaced; run {node.name!r} has"
+                f" softmax attention. Possible: runs of {able}"
             )
         if reads_data(self.file) and self.data is None:
             yield (
-                f"{node}: {metric} reads data, and the measure {node.part!r} names none; possible: `{node.part}: {{metric: {metric}, "
-                f"data: alpaca}}` or other data of data.yaml in measures.yaml; or `data: Path | None` in measure/{metric}.py, if it "
-                "can do without"
+                f"{node}: {metric} reads data, and the measure {node.part!r} names none; possible:"
+                f" `{node.part}: {{metric: {metric}, data: alpaca}}` or other data of data.yaml in"
+                f" measures.yaml; or `data: Path | None` in measure/{metric}.py, if it can do without"
             )
-        check_values(self.file, self.options, f"measure {node.part!r} at scale {scale.name!r}: options of {metric}")
+        check_values(
+            self.file, self.options, f"measure {node.part!r} at scale {scale.name!r}: options of {metric}"
+        )
         for name in ("seq_len", "max_length"):
             if self.options.get(name, 0) > self.model.positions:
                 yield (
-                    f"measure {node.part!r}: {name} {self.options[name]} is beyond the {self.model.positions} positions of run {node.name!r}'s model"
+                    f"measure {node.part!r}: {name} {self.options[name]} is beyond the {self.model.positions}"
+                    f" positions of run {node.name!r}'s model"
                 )
         if "documents" in needs:
             yield from self._unless_documents()
@@ -211,24 +237,28 @@ class _Asked:
         if "recall" in needs:
             yield from self._unless_recall()
         if scale.sees(entry.model) and "pictures" not in needs:
-            yield (f"{node}: {metric} reads texts, and {entry.model!r} is a model of pictures; possible: runs of other models")
+            yield (
+                f"{node}: {metric} reads texts, and {entry.model!r} is a model of pictures; possible: runs of"
+                " other models"
+            )
         if "pictures" in needs:
             yield from _stage.unless_pictures(entry, scale, f"{metric} reads pictures")
 
     def beyond(self) -> Iterator[str]:
-        """A reason where all lengths that are asked for are beyond the positions of softmax attention and no scaling of its
-        rotary embedding is named; where the scaling that is named does not reach the longest; and where the run has nothing to scale.
+        """A reason where all lengths that are asked for are beyond the positions of softmax attention and no
+        scaling of its rotary embedding is named; where the scaling that is named does not reach the longest;
+        and where the run has nothing to scale.
 
-        That some lengths are beyond is no fault: a scale's lengths are those of all rows of a table, and linear attention
-        reads on. Such a cell is not defined, and says why.
+        That some lengths are beyond is no fault: a scale's lengths are those of all rows of a table, and
+        linear attention reads on. Such a cell is not defined, and says why.
         """
         node, file = self.node, metric_file(self.measure.metric)
         options = option_defaults(file) | self.options
         scaling = options.get("rope_scaling")
         if scaling and self.method != "softmax":
             yield (
-                f"{node}: rope_scaling {scaling!r} is for softmax attention; the method of run {node.name!r} is {self.method!r}. "
-                "Possible: a measure without it"
+                f"{node}: rope_scaling {scaling!r} is for softmax attention; the method of run {node.name!r}"
+                f" is {self.method!r}. Possible: a measure without it"
             )
         softmax = self.method == "softmax" or self.entry.run.run.options.get(KEEP)
         if "next_token" not in metric_needs(file) or scaling == AS_IT_IS or not softmax:
@@ -237,7 +267,8 @@ class _Asked:
         reach = int(positions * float(scaling.partition(":")[2])) if scaling else positions
         for name in LENGTHS:
             given = options.get(name, ())
-            lengths = [n for n in (given if isinstance(given, list | tuple) else [given]) if n]  # the edges of positions begin with 0
+            # the edges of positions begin with 0
+            lengths = [n for n in (given if isinstance(given, list | tuple) else [given]) if n]
             if not lengths or (max if scaling else min)(lengths) <= reach:
                 continue
             scaled = f", which {scaling} makes {reach}" if scaling else ""
@@ -245,8 +276,9 @@ class _Asked:
             if "rope_scaling" in option_names(file):
                 possible += ", a rope_scaling: default, linear:<factor> or yarn:<factor>"
             yield (
-                f"{node}: {name} {', '.join(map(str, lengths))}, and softmax attention of {self.entry.model!r} reads {positions} "
-                f"positions{scaled}. Possible: {possible}, or `without: [{node.part}]` in scales/{self.scale.name}.yaml"
+                f"{node}: {name} {', '.join(map(str, lengths))}, and softmax attention of"
+                f" {self.entry.model!r} reads {positions} positions{scaled}. Possible: {possible}, or"
+                f" `without: [{node.part}]` in scales/{self.scale.name}.yaml"
             )
 
     def _unless_documents(self) -> Iterator[str]:
@@ -254,25 +286,31 @@ class _Asked:
         data = self.scale.data
         if self.data is None or data[self.data].make != "documents":
             able = ", ".join(name for name, found in data.items() if found.make == "documents")
-            yield f"{self.node} reads whole documents, and its data, {self.data!r}, are none; possible: {able}"
+            yield (
+                f"{self.node} reads whole documents, and its data, {self.data!r}, are none; possible: {able}"
+            )
         last, shortest = max(self.options.get("positions") or (0,)), data[self.data].options["shortest"]
         if last > shortest:
             yield (
-                f"{self.node}: positions up to {last} asked for; documents of {self.data!r} have at least {shortest} tokens. "
-                f"Possible: positions up to {shortest}, or a larger `shortest` in data.yaml"
+                f"{self.node}: positions up to {last} asked for; documents of {self.data!r} have at least"
+                f" {shortest} tokens. Possible: positions up to {shortest}, or a larger `shortest` in"
+                " data.yaml"
             )
 
     def _unless_labels(self) -> Iterator[str]:
         """Data without labels, and a run whose last classify step learned others."""
         node, entry = self.node, self.entry
         if self.data not in (able := self.scale.labelled()):
-            yield (f"{node} scores answers to labelled texts, and its data, {self.data!r}, have no labels; possible: {', '.join(able)}")
+            yield (
+                f"{node} scores answers to labelled texts, and its data, {self.data!r}, have no labels;"
+                f" possible: {', '.join(able)}"
+            )
         steps = [step for step in entry.trained.values() if step.stage == "classify"]
         learned = [self.scale.data_for(entry.recipes[step]["data"], entry.model) for step in steps]
         if learned[-1:] != [self.data]:
             yield (
-                f"{node} needs a run that learned {self.data!r}; {node.name!r} learned {', '.join(learned) or 'no task'}. Possible: "
-                f"a last classify step on {self.data!r}"
+                f"{node} needs a run that learned {self.data!r}; {node.name!r} learned"
+                f" {', '.join(learned) or 'no task'}. Possible: a last classify step on {self.data!r}"
             )
 
     def _unless_recall(self) -> Iterator[str]:
@@ -281,8 +319,8 @@ class _Asked:
         able = [name for name, model in models.items() if model.data and data[model.data].make == "recall"]
         if self.entry.model not in able:
             yield (
-                f"{self.node}: {self.metric} asks for values of keys that are tokens without meaning, and {self.entry.model!r} knows "
-                f"others; possible: runs of {', '.join(able)}"
+                f"{self.node}: {self.metric} asks for values of keys that are tokens without meaning, and"
+                f" {self.entry.model!r} knows others; possible: runs of {', '.join(able)}"
             )
 
 

@@ -1,4 +1,5 @@
-"""Pass keys to train on: long texts that hide several keys and end in a question for one of them, and its answer."""
+"""Pass keys to train on: long texts that hide several keys and end in a question for one of them, and its
+answer."""
 
 from collections.abc import Iterator
 from typing import Annotated, Literal, Self
@@ -12,10 +13,12 @@ from relinear.stages._work import Entry, Scaled, Work
 
 
 class Options(Strict):
-    """An entry of data.yaml with `make: passkeys`: so many `examples` of exactly `length` tokens to train on, and `heldout` others.
+    """An entry of data.yaml with `make: passkeys`: so many `examples` of exactly `length` tokens to train on,
+    and `heldout` others.
 
-    `filler`: sentences of the training tokens of `text`, another entry with `make: text`, or five that repeat (noise). `learn`: the tokens that
-    have labels, those of the answer alone or all of the sequence; the paper does not say which.
+    `filler`: sentences of the training tokens of `text`, another entry with `make: text`, or five that repeat
+    (noise). `learn`: the tokens that have labels, those of the answer alone or all of the sequence; the paper
+    does not say which.
     """
 
     examples: Positive
@@ -31,7 +34,10 @@ class Options(Strict):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if (self.filler == "text") != (self.text is not None):
-            raise ValueError(f"`filler: text` and `text: <data>`, whose sentences it is, go together; got filler {self.filler!r}, text {self.text!r}")
+            raise ValueError(
+                "`filler: text` and `text: <data>`, whose sentences it is, go together; got filler"
+                f" {self.filler!r}, text {self.text!r}"
+            )
         if self.key_tokens[0] > self.key_tokens[1]:
             raise ValueError(f"key_tokens are the fewest and the most; got {self.key_tokens}")
         return self
@@ -44,7 +50,8 @@ class Stage(_stage.Tokens):
     work = "relinear.get.passkeys"
 
     def resolve(self, entry, scale):
-        """Options of the data, with the number of examples that the budget makes; the hay is pieces of a text."""
+        """Options of the data, with the number of examples that the budget makes; the hay is pieces of a
+        text."""
         text = entry.text
         options = {**scale.data[text.data].options}
         hay = options.pop("text")
@@ -63,4 +70,7 @@ def _reasons(entry: Entry, scale: Scaled, hay: Node | None) -> Iterator[str]:
     """A reason where the hay is no stream of text."""
     if hay and hay.stage != "text":
         able = ", ".join(name for name, found in scale.data.items() if found.make == "text")
-        yield f"data {entry.text.data!r}: its filler is sentences of a text, and {hay} is none; possible: {able}"
+        yield (
+            f"data {entry.text.data!r}: its filler is sentences of a text, and {hay} is none; possible:"
+            f" {able}"
+        )

@@ -1,4 +1,5 @@
-"""Long documents cut into sequences of one length, none of which spans two of them: to train on, for one model's vocabulary."""
+"""Long documents cut into sequences of one length, none of which spans two of them: to train on, for one
+model's vocabulary."""
 
 from typing import Annotated, Self
 
@@ -9,19 +10,24 @@ from relinear.stages import _stage
 
 
 class Options(Strict):
-    """An entry of data.yaml with `make: pieces`: of its `sources` the documents of `piece` tokens and more, in whole pieces.
+    """An entry of data.yaml with `make: pieces`: of its `sources` the documents of `piece` tokens and more,
+    in whole pieces.
 
-    A training sequence has `length` tokens, which divide a piece: with another length the same tokens are trained on, in the same order.
+    A training sequence has `length` tokens, which divide a piece: with another length the same tokens are
+    trained on, in the same order.
     """
 
-    sources: Annotated[tuple[str, ...], Field(min_length=1)]  # assets, or `smoke`; get/pieces.py has the reader of each
+    # assets, or `smoke`; get/pieces.py has the reader of each
+    sources: Annotated[tuple[str, ...], Field(min_length=1)]
     piece: Positive
     length: Positive
 
     @model_validator(mode="after")
     def _whole_sequences(self) -> Self:
         if self.piece % self.length:
-            raise ValueError(f"a piece is a whole number of sequences; got piece {self.piece}, length {self.length}")
+            raise ValueError(
+                f"a piece is a whole number of sequences; got piece {self.piece}, length {self.length}"
+            )
         return self
 
 
@@ -35,7 +41,10 @@ class Stage(_stage.Sourced):
         """The scale's amounts in whole pieces."""
         options = scale.data[entry.text.data].options
         piece = options["piece"]
-        amounts = {"train_tokens": scale.train_tokens(entry.text.dose), "heldout_tokens": scale.config.text.heldout_tokens}
+        amounts = {
+            "train_tokens": scale.train_tokens(entry.text.dose),
+            "heldout_tokens": scale.config.text.heldout_tokens,
+        }
         whole = {name: max(round(tokens / piece), 1) * piece for name, tokens in amounts.items()}
         settings = {"sources": options["sources"], "piece": piece, "seed": scale.seed, **whole}
         held = _stage.unless_held(entry, scale, whole["train_tokens"])

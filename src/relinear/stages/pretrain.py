@@ -1,4 +1,5 @@
-"""Training from scratch: all weights of a model that begins with random ones, by the loss of the next token."""
+"""Training from scratch: all weights of a model that begins with random ones, by the loss of the next
+token."""
 
 from typing import Annotated, Literal
 
@@ -11,14 +12,19 @@ from relinear.stages import _stage, _training
 class Options(_training.Recipe):
     """The options of a `pretrain` step in runs.yaml."""
 
-    init: Literal["model", "random"] = "model"  # random: the model's weights are drawn anew; its shape and its tokenizer stay
-    autocast: bool = False  # compute in the scale's dtype, with float32 weights, as full finetuning does; else everything in float32
-    learn: Literal["all", "last"] = "all"  # last: the last token of each sequence alone, such as the answer of associative recall
-    patience: Positive | None = None  # end after so many epochs without a lower validation loss; the weights of the lowest are kept
+    # random: the model's weights are drawn anew; its shape and its tokenizer stay
+    init: Literal["model", "random"] = "model"
+    # compute in the scale's dtype, with float32 weights, as full finetuning does; else everything in float32
+    autocast: bool = False
+    # last: the last token of each sequence alone, such as the answer of associative recall
+    learn: Literal["all", "last"] = "all"
+    # end after so many epochs without a lower validation loss; the weights of the lowest are kept
+    patience: Positive | None = None
 
 
 class OfRecall(Strict):
-    """The amounts in which a scale's budget differs for sequences of associative recall, which are far shorter than a text's."""
+    """The amounts in which a scale's budget differs for sequences of associative recall, which are far
+    shorter than a text's."""
 
     epochs: Positive | None = None
     batch_size: Positive | None = None
@@ -30,7 +36,8 @@ class OfRecall(Strict):
 class Budget(_training.Budget):
     """The amounts that a scale gives to `pretrain`."""
 
-    validation: Annotated[int, Field(ge=0)] = 0  # sequences at the end of the training tokens that are not trained on
+    # sequences at the end of the training tokens that are not trained on
+    validation: Annotated[int, Field(ge=0)] = 0
     recall: OfRecall = OfRecall()
 
 
@@ -55,10 +62,13 @@ class Stage(_training.Step):
         yield from _stage.unless_causal(entry, scale, "pretrain trains a model to predict the next token")
         yield from super().reasons(entry, scale, recipe, budget)
         if recipe.patience and not budget["validation"]:
-            yield f"run {run!r}: patience needs `validation` sequences in scale {scale.name!r}'s budget of pretrain; got 0"
+            yield (
+                f"run {run!r}: patience needs `validation` sequences in scale {scale.name!r}'s budget of"
+                " pretrain; got 0"
+            )
         if recipe.init == "random" and entry.trained:
             steps = ", ".join(f"{step.stage} of {step.name}" for step in entry.trained.values())
             yield (
-                f"run {run!r}: pretrain has init: random, which draws all weights anew, but comes after {steps}; "
-                "possible: init: model, or pretrain as the first step of a run without `after`"
+                f"run {run!r}: pretrain has init: random, which draws all weights anew, but comes after"
+                f" {steps}; possible: init: model, or pretrain as the first step of a run without `after`"
             )

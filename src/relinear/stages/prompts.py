@@ -10,7 +10,8 @@ from relinear.stages import _stage
 
 
 class Options(Strict):
-    """An entry of data.yaml with `make: prompts`. Of the training split so many tokens are read as the step's dose has, or all that there are."""
+    """An entry of data.yaml with `make: prompts`. Of the training split so many tokens are read as the step's
+    dose has, or all that there are."""
 
     source: str  # an asset, or `smoke`; get/prompts.py has the reader of each
     template: str  # {output} is its end, and each other {field} one of the source's
@@ -20,7 +21,9 @@ class Options(Strict):
     def _ends_with_the_answer(self) -> Self:
         fields = [name for _, name, _, _ in string.Formatter().parse(self.template) if name is not None]
         if fields.count("output") != 1 or not self.template.endswith("{output}") or len(fields) < 2:
-            raise ValueError(f"a template has a field of the prompt and ends with {{output}}; got {self.template!r}")
+            raise ValueError(
+                f"a template has a field of the prompt and ends with {{output}}; got {self.template!r}"
+            )
         return self
 
 

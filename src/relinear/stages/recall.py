@@ -12,7 +12,8 @@ Several = Annotated[int, Field(ge=2)]
 
 
 class Options(Strict):
-    """An entry of data.yaml with `make: recall`: so many key and value tokens, pairs in a sequence, and sequences of each split."""
+    """An entry of data.yaml with `make: recall`: so many key and value tokens, pairs in a sequence, and
+    sequences of each split."""
 
     keys: Several
     values: Several

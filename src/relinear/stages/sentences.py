@@ -1,4 +1,5 @@
-"""Short texts and pairs of them for a model's vocabulary, each a sequence of its own, as encoders read them."""
+"""Short texts and pairs of them for a model's vocabulary, each a sequence of its own, as encoders read
+them."""
 
 from typing import Literal, Self
 
@@ -19,14 +20,18 @@ class Texts(Strict):
     @model_validator(mode="after")
     def _task_of_its_form(self) -> Self:
         if (self.task is None) == (self.form in ("glue", "requests")):
-            raise ValueError(f"give a `task` with the forms glue and requests, and with no other; got form {self.form!r}, task {self.task!r}")
+            raise ValueError(
+                f"give a `task` with the forms glue and requests, and with no other; got form {self.form!r},"
+                f" task {self.task!r}"
+            )
         return self
 
 
 class Options(Texts):
     """An entry of data.yaml with `make: sentences`. A training split is read up to the tokens of its dose."""
 
-    form: Literal["glue", "requests", "sentences", "neighbours", "documents"]  # get/sentences.py has the reader of each
+    # get/sentences.py has the reader of each
+    form: Literal["glue", "requests", "sentences", "neighbours", "documents"]
     chunk: Positive | None = None  # join the texts and cut them into sequences of so many tokens
     train: Positive | None = None  # this many texts, an error where there are fewer; None: all
     heldout: Positive | None = None

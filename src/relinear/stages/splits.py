@@ -5,7 +5,8 @@ from relinear.stages import _stage
 
 
 class Options(Strict):
-    """An entry of data.yaml with `make: splits`: all of the training split is trained on, and the test split is held out."""
+    """An entry of data.yaml with `make: splits`: all of the training split is trained on, and the test split
+    is held out."""
 
     source: str  # an asset; get/splits.py has the reader of each
 

@@ -15,7 +15,8 @@ class Options(Strict):
     """An entry of data.yaml with `make: stream`."""
 
     sources: Annotated[tuple[str, ...], Field(min_length=1)]  # data with make: corpus
-    heldout_source: str | None = None  # the package whose held-out documents are the held-out text; None: of all
+    # the package whose held-out documents are the held-out text; None: of all
+    heldout_source: str | None = None
     train_tokens: Positive | None = None  # unique ones at dose and budget 1; the scale's where not given
     epochs: Positive = 4  # a training may read so many times as many tokens as the sources hold
 
@@ -30,7 +31,10 @@ class Stage(_stage.Tokens):
         """The corpora and the tokens of the dose."""
         text, options = entry.text, scale.data[entry.text.data].options
         have = [name for name, data in scale.data.items() if data.make == "corpus"]
-        corpora = {name: Node("corpus", one_of(f"corpus of data {text.data!r},", name, have)) for name in options["sources"]}
+        corpora = {
+            name: Node("corpus", one_of(f"corpus of data {text.data!r},", name, have))
+            for name in options["sources"]
+        }
         settings = {
             "sources": options["sources"], "heldout_source": options["heldout_source"],
             "train_tokens": scale.train_tokens(text.dose, options["train_tokens"]),

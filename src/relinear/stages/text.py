@@ -19,7 +19,8 @@ class Written(Strict):
     instruction_tokens: Positive  # the longest; one that does not end is left out
     response_tokens: Positive
     temperature: Annotated[float, Field(gt=0)] = 1.0
-    response_temperature: Annotated[float, Field(gt=0)] = 0.7  # answers ramble at 1, questions repeat themselves below
+    # answers ramble at 1, questions repeat themselves below
+    response_temperature: Annotated[float, Field(gt=0)] = 0.7
     top_p: Annotated[float, Field(gt=0, le=1)] = 0.95
 
 
@@ -30,13 +31,18 @@ class Options(Strict):
     heldout_source: str
     written: Written | None = None
     train_tokens: Positive | None = None  # unique ones at dose and budget 1; the scale's where not given
-    reader: str | None = None  # a file of get/readers, of all its sources; None: the one of a source's name, else by the endings of its files
-    column: str | None = None  # of rows, the one that holds the text; None: `text`, or `instruction` and `output`
+    # a file of get/readers, of all its sources; None: the one of a source's name, else by the endings of its
+    # files
+    reader: str | None = None
+    # of rows, the one that holds the text; None: `text`, or `instruction` and `output`
+    column: str | None = None
 
     @model_validator(mode="after")
     def _written_with_its_budget(self) -> Self:
         if ("written" in (*self.sources, self.heldout_source)) != (self.written is not None):
-            raise ValueError("the source `written` and `written: {tokens: ...}`, which says how much, go together")
+            raise ValueError(
+                "the source `written` and `written: {tokens: ...}`, which says how much, go together"
+            )
         return self
 
 
@@ -64,14 +70,18 @@ class Stage(_stage.Sourced):
         if (wanted := options["written"]) is not None:  # data that ask for the same words share the first's
             writer = next(name for name, data in scale.data.items() if data.options.get("written") == wanted)
             parents = {"written": Node("written", str(text._replace(data=writer)))}
-        return self.of_sources(entry, scale, settings, parents, self._reasons(entry, scale, settings["train_tokens"]))
+        return self.of_sources(
+            entry, scale, settings, parents, self._reasons(entry, scale, settings["train_tokens"])
+        )
 
     def _reasons(self, entry: Entry, scale: Scaled, tokens: int) -> Iterator[str]:
         """A source that nothing reads, and more tokens to train on than the sources hold."""
         for source in self.sources(entry, scale):
             self.reader(entry, scale, source)
         wanted = scale.data[entry.text.data].options["written"]
-        yield from _stage.unless_held(entry, scale, tokens, written_tokens(wanted, entry, scale) if wanted else 0)
+        yield from _stage.unless_held(
+            entry, scale, tokens, written_tokens(wanted, entry, scale) if wanted else 0
+        )
 
 
 def written_tokens(wanted: dict[str, Any], entry: Entry, scale: Scaled) -> int:

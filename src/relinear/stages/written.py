@@ -18,7 +18,8 @@ class Stage(_stage.Tokens):
     device = True
 
     def resolve(self, entry, scale):
-        """The settings by which a model writes the text. Raises ConfigError for data without a source `written`."""
+        """The settings by which a model writes the text. Raises ConfigError for data without a source
+        `written`."""
         wanted = scale.data[entry.text.data].options["written"]
         if wanted is None:
             raise ConfigError(f"data {entry.text.data!r} has no source `written`")
@@ -28,7 +29,8 @@ class Stage(_stage.Tokens):
 
 
 def _kept(model: str, sampling: dict[str, Any], scale: Scaled) -> dict[str, str]:
-    """Batches of instructions in `workflow/` that a model wrote with this sampling and seed: path -> sha256."""
+    """Batches of instructions in `workflow/` that a model wrote with this sampling and seed: path ->
+    sha256."""
     folder = scale.workflow / "instructions" / model
     if not folder.is_dir():
         return {}

@@ -1,17 +1,21 @@
-"""A folder of results small enough to commit: the files that a reader, MLflow and a table need, without files that can be made again.
+"""A folder of results small enough to commit: the files that a reader, MLflow and a table need, without files
+that can be made again.
 
-The record, metrics, curve and items of every finished node go into the folder's store (`relinear.core.store`), four parquet files. Beside them
-lie tables, figures and their provenance, adapters and the parameters that a method added of the headline table's rows, and the attention weights
-and gates that a figure shows, so that each figure can be drawn again. Left behind are whole models, corpora, activations, checkpoints, logs, and
-PDFs that have a PNG beside them. What is kept is made smaller:
+The record, metrics, curve and items of every finished node go into the folder's store
+(`relinear.core.store`), four parquet files. Beside them lie tables, figures and their provenance, adapters
+and the parameters that a method added of the headline table's rows, and the attention weights and gates that
+a figure shows, so that each figure can be drawn again. Left behind are whole models, corpora, activations,
+checkpoints, logs, and PDFs that have a PNG beside them. What is kept is made smaller:
 
 - a curve has at most `LINES` + 1 lines;
-- items lack scores and targets but in the headline table's rows, and texts of data that may not be redistributed; scores are rounded;
+- items lack scores and targets but in the headline table's rows, and texts of data that may not be
+  redistributed; scores are rounded;
 - a PNG has 256 colours;
 - adapters of runs that computed in bfloat16 are rounded to it, as they are when loaded in it.
 
-Paths and hashes in records stay those of the clone that made them. `reference.json` has the sha256 of every file; under `changed` it says of each
-file that is another than the original how it was changed, and the original's name and sha256, which a node's record has too.
+Paths and hashes in records stay those of the clone that made them. `reference.json` has the sha256 of every
+file; under `changed` it says of each file that is another than the original how it was changed, and the
+original's name and sha256, which a node's record has too.
 """
 
 import csv
@@ -37,9 +41,12 @@ LINES = 250  # lines of a curve, besides its last
 PARTS_EVERY = 10  # every tenth of a curve's lines, and the last, has the parts of a loss (by layer)
 DECIMALS = 2  # decimals of an item's scores, in nats
 SCORED = {"scores", "target"}  # fields of an item that only the headline table's rows keep
-TEXTS = {"rouge": {"written", "right"}}  # measurement -> fields of an item that are text of data which may be used, and not redistributed
-PACKED = {store.RECORD, store.METRICS, store.CURVE, ITEMS}  # files of a node whose content goes into the store
-OF_FIGURE = {"weights.safetensors", "points.safetensors", "parts.safetensors"}  # of a measurement: what figures of attention and gates are drawn from
+# measurement -> fields of an item that are text of data which may be used, and not redistributed
+TEXTS = {"rouge": {"written", "right"}}
+# files of a node whose content goes into the store
+PACKED = {store.RECORD, store.METRICS, store.CURVE, ITEMS}
+# of a measurement: what figures of attention and gates are drawn from
+OF_FIGURE = {"weights.safetensors", "points.safetensors", "parts.safetensors"}
 EMPTY = 16  # bytes of such a file without a tensor
 LARGEST_OF_FIGURE = 2_000_000  # bytes of one of them that are worth committing
 METHOD, ADAPTER = "method.safetensors", "adapter/adapter_model.safetensors"
@@ -52,20 +59,23 @@ Change = tuple[str, Callable[[Path, Path], None]]  # how a file differs, what wr
 def export(
     results: Path | str, out: Path | str, *, weights: bool = True, of: Collection[str] = (), add: bool = False
 ) -> dict[str, int]:  # fmt: skip
-    """Pack what is worth committing of a scale's results into the folder `out`, whole or not at all; its bytes by file of the store, run with
-    weights, and folder of tables or figures.
+    """Pack what is worth committing of a scale's results into the folder `out`, whole or not at all; its
+    bytes by file of the store, run with weights, and folder of tables or figures.
 
-    With `weights` the runs `of` keep adapters and methods' parameters; where none is named, the rows of table2.csv, or all runs without that table.
-    The rows keep scores and targets of their items, too. An `out` that an earlier export made is replaced. With `add` it keeps what it has, and its
-    own table2.csv says which runs are its rows.
-    A node, table or figure that both have is that of `results`.
+    With `weights` the runs `of` keep adapters and methods' parameters; where none is named, the rows of
+    table2.csv, or all runs without that table. The rows keep scores and targets of their items, too. An `out`
+    that an earlier export made is replaced. With `add` it keeps what it has, and its own table2.csv says
+    which runs are its rows. A node, table or figure that both have is that of `results`.
 
-    Raises UserError for a folder without finished stages, files that are not what their run.json says, an `out` that holds something else, is
-    of another scale or was changed since, where it is to be added to, and more than `LARGEST` bytes.
+    Raises UserError for a folder without finished stages, files that are not what their run.json says, an
+    `out` that holds something else, is of another scale or was changed since, where it is to be added to, and
+    more than `LARGEST` bytes.
     """
     results, out = Path(results), Path(out)
     if not any(results.glob("runs/*/*/run.json")):
-        raise UserError(f"{results} has no finished stage of a run; give a scale's folder, such as results/smollm2")
+        raise UserError(
+            f"{results} has no finished stage of a run; give a scale's folder, such as results/smollm2"
+        )
     if out.exists() and any(out.iterdir()) and not (out / MANIFEST).is_file():
         raise UserError(f"{out} holds what `relinear track export` did not write; give another folder")
     before = _before(results, out) if add else {"files": {}, "changed": {}}
@@ -73,14 +83,23 @@ def export(
     _require_as_recorded(results)
     nodes = {folder.relative_to(results).as_posix(): folder for folder in _nodes(results)}
     kept = dict(sorted(_kept(results, rows & {*of} if of else rows)))
-    older = [name for name in before["files"] if name not in {*kept, *store.FILES} and not nodes.keys() & {p.as_posix() for p in Path(name).parents}]
+    older = [
+        name
+        for name in before["files"]
+        if name not in {*kept, *store.FILES} and not nodes.keys() & {p.as_posix() for p in Path(name).parents}
+    ]
     changed = {name: how for name, how in before["changed"].items() if name in older}
     with folder_aside(out) as scratch:
         scratch.mkdir(parents=True)
         for name in older:
             (scratch / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(out / name, scratch / name)
-        store.write(scratch, store.joined(out if add else scratch, {name: _packed(folder, rows) for name, folder in nodes.items()}))
+        store.write(
+            scratch,
+            store.joined(
+                out if add else scratch, {name: _packed(folder, rows) for name, folder in nodes.items()}
+            ),
+        )
         for name, source in kept.items():
             (scratch / name).parent.mkdir(parents=True, exist_ok=True)
             if (change := _change(source)) is None:
@@ -89,32 +108,53 @@ def export(
             how, write = change
             write(source, scratch / name)
             changed[name] = {"how": how, "from": name, "sha256": sha256(source)}
-        files = {p.relative_to(scratch).as_posix(): p.stat().st_size for p in sorted(scratch.rglob("*")) if p.is_file()}
+        files = {
+            p.relative_to(scratch).as_posix(): p.stat().st_size
+            for p in sorted(scratch.rglob("*"))
+            if p.is_file()
+        }
         sizes: dict[str, int] = {}
         for name, size in files.items():
             part = "/".join(name.split("/")[:2]) if name.startswith("runs/") else name.split("/")[0]
             sizes[part] = sizes.get(part, 0) + size
         if sum(files.values()) > LARGEST:
-            largest = ", ".join(f"{name} {size:,}" for name, size in sorted(files.items(), key=lambda item: -item[1])[:5])
-            raise UserError(f"{results} comes to {sum(files.values()):,} bytes, more than {LARGEST:,}; the largest: {largest}")
+            largest = ", ".join(
+                f"{name} {size:,}" for name, size in sorted(files.items(), key=lambda item: -item[1])[:5]
+            )
+            raise UserError(
+                f"{results} comes to {sum(files.values()):,} bytes, more than {LARGEST:,}; the largest:"
+                f" {largest}"
+            )
         write_manifest(scratch, results.name, changed)
     return sizes
 
 
 def write_manifest(folder: Path, scale: str, changed: dict[str, dict[str, str]]) -> None:
-    """Write the reference.json of a folder: the results that it was taken from, the sha256 of every file, and how some were changed."""
-    files = {p.relative_to(folder).as_posix(): sha256(p) for p in sorted(folder.rglob("*")) if p.is_file() and p.name != MANIFEST}
-    write_json(folder / MANIFEST, {"scale": scale, "files": dict(sorted(files.items())), "changed": dict(sorted(changed.items()))})
+    """Write the reference.json of a folder: the results that it was taken from, the sha256 of every file, and
+    how some were changed."""
+    files = {
+        p.relative_to(folder).as_posix(): sha256(p)
+        for p in sorted(folder.rglob("*"))
+        if p.is_file() and p.name != MANIFEST
+    }
+    write_json(
+        folder / MANIFEST,
+        {"scale": scale, "files": dict(sorted(files.items())), "changed": dict(sorted(changed.items()))},
+    )
 
 
 def _before(results: Path, out: Path) -> dict[str, Any]:
-    """What an earlier export of this scale into `out` says of itself. Raises UserError where there is none, or its files are other than it wrote."""
+    """What an earlier export of this scale into `out` says of itself. Raises UserError where there is none,
+    or its files are other than it wrote."""
     if not (out / MANIFEST).is_file():
         raise UserError(f"{out} has no {MANIFEST} of an earlier export to add to; export without --add first")
     verify(out)
     before = records.read_manifest(out / MANIFEST)
     if before["scale"] != results.name:
-        raise UserError(f"{out} is an export of scale {before['scale']!r}, and {results} is of {results.name!r}; give another folder")
+        raise UserError(
+            f"{out} is an export of scale {before['scale']!r}, and {results} is of {results.name!r}; give"
+            " another folder"
+        )
     return {"changed": {}, **before}
 
 
@@ -174,9 +214,14 @@ def _kept(results: Path, rows: set[str]) -> Iterator[tuple[str, Path]]:
 
 def _packed(folder: Path, rows: set[str]) -> store.Packed:
     """A node as the store has it."""
-    texts = [(folder / name).read_bytes() if (folder / name).is_file() else None for name in ("run.json", "metrics.json")]
+    texts = [
+        (folder / name).read_bytes() if (folder / name).is_file() else None
+        for name in ("run.json", "metrics.json")
+    ]
     items = _items(folder, rows) if (folder / ITEMS).is_file() else None
-    return store.Packed(*texts, items, _thin(folder / store.CURVE) if (folder / store.CURVE).is_file() else None)
+    return store.Packed(
+        *texts, items, _thin(folder / store.CURVE) if (folder / store.CURVE).is_file() else None
+    )
 
 
 def _change(source: Path) -> Change | None:
@@ -189,18 +234,24 @@ def _change(source: Path) -> Change | None:
 
 
 def _in_bfloat16(run: Path) -> bool:
-    """Whether every stage of a run computed in bfloat16: what one of them loaded in float32 must keep its digits."""
-    return all(records.read(path.parent)["hardware"].get("dtype") == "bfloat16" for path in run.glob("*/run.json"))
+    """Whether every stage of a run computed in bfloat16: what one of them loaded in float32 must keep its
+    digits."""
+    return all(
+        records.read(path.parent)["hardware"].get("dtype") == "bfloat16" for path in run.glob("*/run.json")
+    )
 
 
 def _round(source: Path, to: Path) -> None:
-    """Copy an adapter as a bfloat16 model loads it (`relinear.linearize.assemble`): float32 stays what adapts a method, as methods do."""
+    """Copy an adapter as a bfloat16 model loads it (`relinear.linearize.assemble`): float32 stays what adapts
+    a method, as methods do."""
     from safetensors import safe_open
     from safetensors.torch import save_file  # torch; not needed to import a folder
 
     with safe_open(source, "pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        save_file({n: x if ".method." in n else x.bfloat16() for n, x in tensors.items()}, to, file.metadata())
+        save_file(
+            {n: x if ".method." in n else x.bfloat16() for n, x in tensors.items()}, to, file.metadata()
+        )
 
 
 def _thin(source: Path, most: int = LINES) -> list[dict[str, Any]]:
@@ -227,22 +278,34 @@ def _items(folder: Path, rows: set[str]) -> store.Columns:
     without = TEXTS.get(folder.name) or (set() if folder.parent.name in rows else SCORED)
     columns = {field: values for field, values in read_columns(folder).items() if field not in without}
     if "scores" in columns:
-        columns["scores"] = [scores and [round(score, DECIMALS) for score in scores] for scores in columns["scores"]]
+        columns["scores"] = [
+            scores and [round(score, DECIMALS) for score in scores] for scores in columns["scores"]
+        ]
     return columns
 
 
 def folders(root: Path) -> list[Path]:
     """The folders that `export` wrote: `root` itself, or those in it; `root` where there is none."""
-    return [root] if (root / MANIFEST).is_file() else sorted(path.parent for path in root.glob(f"*/{MANIFEST}")) or [root]
+    return (
+        [root]
+        if (root / MANIFEST).is_file()
+        else sorted(path.parent for path in root.glob(f"*/{MANIFEST}")) or [root]
+    )
 
 
 def verify(folder: Path | str) -> None:
-    """Raises UserError unless the folder holds exactly the files that `export` wrote, as it wrote them, and every node of its store is whole."""
+    """Raises UserError unless the folder holds exactly the files that `export` wrote, as it wrote them, and
+    every node of its store is whole."""
     folder = Path(folder)
     written = records.read_manifest(folder / MANIFEST)["files"]
     found = {p.relative_to(folder).as_posix(): sha256(p) for p in folder.rglob("*") if p.is_file()}
     found.pop(MANIFEST)
-    if wrong := sorted(name for name in written.keys() | found.keys() if written.get(name) != found.get(name)):
-        raise UserError(f"{folder / wrong[0]} is not what `relinear track export` wrote ({len(wrong)} such files); export the folder again")
+    if wrong := sorted(
+        name for name in written.keys() | found.keys() if written.get(name) != found.get(name)
+    ):
+        raise UserError(
+            f"{folder / wrong[0]} is not what `relinear track export` wrote ({len(wrong)} such files); export"
+            " the folder again"
+        )
     if (folder / store.NODES).is_file():
         store.opened(folder).verify()

@@ -1,4 +1,5 @@
-"""The run of a stage in MLflow while the stage goes on: its numbers are sent as they come, and its end is told, however it ends.
+"""The run of a stage in MLflow while the stage goes on: its numbers are sent as they come, and its end is
+told, however it ends.
 
 If a store fails, the training goes on after one warning, and `relinear track rebuild` fills the store later.
 """
@@ -22,12 +23,14 @@ FLUSH_SECONDS = 5.0
 class Tracker:
     """The run of one attempt at one stage: RUNNING while open, then FINISHED, FAILED or KILLED.
 
-    Opening it kills what an earlier process left running at this (root, run, stage) and takes the tag ``current`` from earlier attempts, so the
-    caller must hold that stage's lock. `params` and `tags` may be nested (names are joined with dots); `datasets` are
-    ``{"name", "sha256", "role"}``. A stage whose tags name no method is shared by rows, and stands below the run `inputs`.
+    Opening it kills what an earlier process left running at this (root, run, stage) and takes the tag
+    ``current`` from earlier attempts, so the caller must hold that stage's lock. `params` and `tags` may be
+    nested (names are joined with dots); `datasets` are ``{"name", "sha256", "role"}``. A stage whose tags
+    name no method is shared by rows, and stands below the run `inputs`.
 
-    mlflow tries a failing store once more by itself. Then the store is given up, with one warning on stderr that names it; without mlflow it is
-    given up at once. The context goes on without it; `run_id` is empty if the run was never created. Mistakes of the caller are raised.
+    mlflow tries a failing store once more by itself. Then the store is given up, with one warning on stderr
+    that names it; without mlflow it is given up at once. The context goes on without it; `run_id` is empty if
+    the run was never created. Mistakes of the caller are raised.
     """
 
     failing = False  # while one is closed after an error
@@ -50,9 +53,17 @@ class Tracker:
         self.run_id = ""
         self._uri, self._run, self._stage = uri, run, stage
         self._about = {
-            "scale": scale, "run": run, "stage": stage, "measure": measure, "key": key, "attempt": attempt, "config": params,
-            "params": params, "tags": tags, "datasets": datasets,
-        }  # fmt: skip
+            "scale": scale,
+            "run": run,
+            "stage": stage,
+            "measure": measure,
+            "key": key,
+            "attempt": attempt,
+            "config": params,
+            "params": params,
+            "tags": tags,
+            "datasets": datasets,
+        }
         self._root = root or scale
         self._about["seed"] = tags.get("seed", 0)
         self._label = rows.label(rows.name_of(self._about), run, stage)
@@ -91,9 +102,9 @@ class Tracker:
     def log(self, metrics: dict[str, Any], step: int, time: float | None = None) -> None:
         """Buffer the numbers of one step; sent every `FLUSH_SECONDS` or `FLUSH_ENTRIES`, and on exit.
 
-        Nested dicts and lists of numbers are flattened as in `store.flatten_metrics` and, in long runs, kept of every tenth step
-        (`store.PARTS_EVERY`); NaN and infinities are kept. `time` is in seconds since the epoch, now if not given. On resume, replay the kept
-        lines of history.jsonl with their own times.
+        Nested dicts and lists of numbers are flattened as in `store.flatten_metrics` and, in long runs, kept
+        of every tenth step (`store.PARTS_EVERY`); NaN and infinities are kept. `time` is in seconds since the
+        epoch, now if not given. On resume, replay the kept lines of history.jsonl with their own times.
         """
         self._last_step = max(self._last_step, step)
         self._buffer += store.step_entries(metrics, step, time)
@@ -103,13 +114,15 @@ class Tracker:
     def finish(self, folder: Path | str) -> None:
         """Mirror a complete stage folder: final metrics, artefact hashes, run.json, metrics.json, figures.
 
-        Call it last. What the stage adds to its row is written there once the context is left without an error. Raises ValueError if run.json
-        is that of another key.
+        Call it last. What the stage adds to its row is written there once the context is left without an
+        error. Raises ValueError if run.json is that of another key.
         """
         folder = Path(folder)
         record = mirror.read_record(folder)
         if record["key"] != self._about["key"]:
-            raise ValueError(f"{folder / 'run.json'} has key {record['key']!r}, this run has {self._about['key']!r}")
+            raise ValueError(
+                f"{folder / 'run.json'} has key {record['key']!r}, this run has {self._about['key']!r}"
+            )
         stage = mirror.read_stage(folder, record)
         self._buffer += store.entries(stage.numbers, self._last_step)
         self._complete = {self._label: stage}
@@ -120,17 +133,25 @@ class Tracker:
         experiment = self._experiment = store.experiment_of(client, self._uri, self._root)
         self._row = rows.join(client, self._uri, experiment, self._about)
         client.update_run(self._row, status="RUNNING")
-        for earlier in store.search(client, experiment, f"tags.run = '{self._run}' and tags.stage = '{self._stage}'"):
+        for earlier in store.search(
+            client, experiment, f"tags.run = '{self._run}' and tags.stage = '{self._stage}'"
+        ):
             if earlier.info.status == "RUNNING":
                 client.set_terminated(earlier.info.run_id, "KILLED")
             if earlier.data.tags.get("current") == "true":
                 client.set_tag(earlier.info.run_id, "current", "false")
         self._begin = round(1000 * time())
-        self.run_id = mirror.create(client, experiment, self._row, self._about, self._about["tags"], self._begin)
+        self.run_id = mirror.create(
+            client, experiment, self._row, self._about, self._about["tags"], self._begin
+        )
         mirror.fill(client, self.run_id, self._about)
 
     def _finish(self, stage: mirror.Stage) -> None:
-        store.log(self._client, self.run_id, tags=mirror.describe(stage.record)["tags"] | mirror.folder_tags(stage.record))
+        store.log(
+            self._client,
+            self.run_id,
+            tags=mirror.describe(stage.record)["tags"] | mirror.folder_tags(stage.record),
+        )
         store.log_files(self._client, self.run_id, stage.files)
 
     def _close(self, status: str, error: BaseException | None) -> None:
@@ -140,9 +161,14 @@ class Tracker:
         self._end(status, self._complete if error is None else {})
 
     def _end(self, status: str, complete: dict[str, mirror.Stage]) -> None:
-        above, row = self._client.get_run(self._row), rows.row_of([stage.record for stage in complete.values()] or [self._about])
+        above, row = (
+            self._client.get_run(self._row),
+            rows.row_of([stage.record for stage in complete.values()] or [self._about]),
+        )
         now = round(1000 * time())
-        current = rows.current(self._client, self._experiment, row.name, self._row) | {self._label: (self.run_id, now - self._begin)}
+        current = rows.current(self._client, self._experiment, row.name, self._row) | {
+            self._label: (self.run_id, now - self._begin)
+        }
         mirror.finish(self._client, self._experiment, above, row, complete, current, status)
         self._client.set_terminated(self.run_id, status, now)
 

@@ -1,11 +1,12 @@
 """The MLflow mirror of the result files: one run per table row, below it one run per attempt at a stage.
 
-The files under ``results/`` are the truth: `rebuild` restores a lost store from run.json, metrics.json and history.jsonl, and what
-`relinear.tracking.live` writes while a stage runs is the same.
+The files under ``results/`` are the truth: `rebuild` restores a lost store from run.json, metrics.json and
+history.jsonl, and what `relinear.tracking.live` writes while a stage runs is the same.
 
-How a run is found again: a row's carries the tag ``relinear.row``, a stage's the tags ``run``, ``stage``, ``key`` and ``attempt``.
-``tags.current = 'true'`` lists the latest attempt at every stage, and ``tags.mlflow_run_id = '<id in run.json>'`` finds a run by its first id
-also after a rebuild. Tables and figures are artifacts of one run, `tables and figures`.
+How a run is found again: a row's carries the tag ``relinear.row``, a stage's the tags ``run``, ``stage``,
+``key`` and ``attempt``. ``tags.current = 'true'`` lists the latest attempt at every stage, and
+``tags.mlflow_run_id = '<id in run.json>'`` finds a run by its first id also after a rebuild. Tables and
+figures are artifacts of one run, `tables and figures`.
 """
 
 import json
@@ -32,7 +33,18 @@ TEXTS = (nodes.RECORD, nodes.METRICS)  # files of a stage that are copied, also 
 COPIED = {".png", ".pdf", ".svg", ".csv", ".md"}  # endings of further ones
 IDENTITY = ("scale", "run", "stage", "key", "attempt")
 NAME = re.compile(r"[A-Za-z0-9][\w.@+-]*")  # a scale, a run or a stage: no path, and no quote of a query
-RECORD_FIELDS = (*IDENTITY, "config_hash", "code_hash", "datasets", "git", "versions", "hardware", "started", "wall_seconds", "tags")
+RECORD_FIELDS = (
+    *IDENTITY,
+    "config_hash",
+    "code_hash",
+    "datasets",
+    "git",
+    "versions",
+    "hardware",
+    "started",
+    "wall_seconds",
+    "tags",
+)
 SHOWN = 50  # lines of a committed curve in MLflow, besides its last
 CURVES = ("loss", "lr", "grad_norm")  # of a training, which its row has too
 TABLES = "tables and figures"
@@ -40,12 +52,14 @@ PROVENANCE = ".provenance.json"  # ends the name of the file beside every table 
 
 
 def init(uri: str, root: str | None = None, planned: Collection[rows.Row] = ()) -> None:
-    """Create the store, its schema and, if `root` is given (mini, mini-x4), that folder's experiment with the runs of these rows.
+    """Create the store, its schema and, if `root` is given (mini, mini-x4), that folder's experiment with the
+    runs of these rows.
 
     Harmless when repeated.
 
-    `uri` is ``sqlite:///<path>`` (its folder is created) or whatever else mlflow takes, such as ``http://host:port``. SQLite needs a local disk,
-    or it warns on stderr. Raises StoreError for a store that cannot be reached.
+    `uri` is ``sqlite:///<path>`` (its folder is created) or whatever else mlflow takes, such as
+    ``http://host:port``. SQLite needs a local disk, or it warns on stderr. Raises StoreError for a store that
+    cannot be reached.
     """
     store.warn_of_network(uri)
     with store.access(uri):
@@ -61,19 +75,21 @@ def init(uri: str, root: str | None = None, planned: Collection[rows.Row] = ()) 
 
 
 def rebuild(uri: str, results: Path | str) -> int:
-    """Mirror every finished stage folder below `results` that the store lacks; returns how many were added. Tables and figures are copied anew.
+    """Mirror every finished stage folder below `results` that the store lacks; returns how many were added.
+    Tables and figures are copied anew.
 
     Committed results (results/reference) are not the user's runs and stay out; `import_folder` takes them.
 
-    A stage folder is one that holds run.json and is named after its stage. A run is known by (scale, run, stage, key, attempt), so a second call
-    adds nothing; a run that the store holds only in part is replaced. The latest run of a stage, by its start, becomes the current one. Call it
-    while no stage is running.
+    A stage folder is one that holds run.json and is named after its stage. A run is known by (scale, run,
+    stage, key, attempt), so a second call adds nothing; a run that the store holds only in part is replaced.
+    The latest run of a stage, by its start, becomes the current one. Call it while no stage is running.
 
-    The results' own SQLite store, where it is damaged, of another program or a folder, is set aside under another name and made anew; a line on
-    stderr says so.
+    The results' own SQLite store, where it is damaged, of another program or a folder, is set aside under
+    another name and made anew; a line on stderr says so.
 
-    A stage whose record cannot be believed is left out, which a line on stderr says. Raises ValueError, before any run is written, for an
-    experiment ``relinear-<root>`` that holds runs of something else, and StoreError for a store that cannot be reached.
+    A stage whose record cannot be believed is left out, which a line on stderr says. Raises ValueError,
+    before any run is written, for an experiment ``relinear-<root>`` that holds runs of something else, and
+    StoreError for a store that cannot be reached.
     """
     results = Path(results)
     committed = {path.parent for path in results.resolve().rglob(MANIFEST)}
@@ -83,15 +99,19 @@ def rebuild(uri: str, results: Path | str) -> int:
 
 
 def import_folder(uri: str, folder: Path | str, label: str = "reference") -> int:
-    """Mirror the stage folders of other results, committed or a colleague's, beside one's own: into experiments relinear-<root>-<label>.
+    """Mirror the stage folders of other results, committed or a colleague's, beside one's own: into
+    experiments relinear-<root>-<label>.
 
-    Returns and raises as `rebuild`; UserError for a folder without stage folders and a label of other than letters, digits, . _ -
+    Returns and raises as `rebuild`; UserError for a folder without stage folders and a label of other than
+    letters, digits, . _ -
     """
     if not re.fullmatch(r"[\w.-]+", label):
         raise UserError(f"a label is of letters, digits, '.', '_' and '-'; got {label!r}")
     found = _stage_folders(Path(folder))
     if not found:
-        raise UserError(f"{str(folder)!r} holds no finished stages (folders named after their stage, with a run.json)")
+        raise UserError(
+            f"{str(folder)!r} holds no finished stages (folders named after their stage, with a run.json)"
+        )
     with store.access(uri), store.without_sync():
         return _mirror(uri, Path(folder), found, f"-{label}")
 
@@ -107,16 +127,25 @@ class Stage(NamedTuple):
 
 def read_stage(folder: Path, record: dict[str, Any]) -> Stage:
     """What the mirror shows of a finished stage. Raises BrokenError."""
-    return Stage(record, curve_of(folder), flatten_metrics(_final_numbers(folder, record)), _small_files(folder))
+    return Stage(
+        record, curve_of(folder), flatten_metrics(_final_numbers(folder, record)), _small_files(folder)
+    )
 
 
-def _mirror(uri: str, root: Path, found: dict[Path, dict], suffix: str = "", but: Collection[Path] = ()) -> int:
-    """Write what the store lacks of these stage folders, and the tables of `root`, into the experiments of their folders, named with the suffix."""
+def _mirror(
+    uri: str, root: Path, found: dict[Path, dict], suffix: str = "", but: Collection[Path] = ()
+) -> int:
+    """Write what the store lacks of these stage folders, and the tables of `root`, into the experiments of
+    their folders, named with the suffix."""
     client = store.connect(uri)
-    experiments = {of: store.experiment_of(client, uri, f"{of}{suffix}") for of in set(map(store.root_of, found.values()))}
+    experiments = {
+        of: store.experiment_of(client, uri, f"{of}{suffix}")
+        for of in set(map(store.root_of, found.values()))
+    }
     known = {of: _stage_runs(client, experiment, f"{of}{suffix}") for of, experiment in experiments.items()}
     whole: dict[tuple[str, str], dict[Path, dict]] = {}  # (scale, row): all its folders
-    missing: dict[tuple[str, bool, str], dict[Path, dict]] = {}  # (scale, whether of a further seed, row): those that the store lacks
+    # (scale, whether of a further seed, row): those that the store lacks
+    missing: dict[tuple[str, bool, str], dict[Path, dict]] = {}
     for folder, record in found.items():
         of, name = store.root_of(record), rows.name_of(record)
         whole.setdefault((of, name), {})[folder] = record
@@ -126,7 +155,8 @@ def _mirror(uri: str, root: Path, found: dict[Path, dict], suffix: str = "", but
         curve_of(folder)  # an error comes before anything is written
         missing.setdefault((of, SEED.search(name) is not None, name), {})[folder] = record
         first = record.get("mlflow_run_id", "")
-        for part in [run for run in same if first in (run.info.run_id, run.data.tags.get("mlflow_run_id"))]:  # what is there of this attempt
+        # what is there of this attempt
+        for part in [run for run in same if first in (run.info.run_id, run.data.tags.get("mlflow_run_id"))]:
             client.delete_run(part.info.run_id)
             same.remove(part)
     count = sum(map(len, missing.values()))
@@ -139,10 +169,20 @@ def _mirror(uri: str, root: Path, found: dict[Path, dict], suffix: str = "", but
     return count
 
 
-def _mirror_row(client: Any, uri: str, experiment: str, whole: dict[Path, dict], missing: dict[Path, dict], known: dict, progress: tqdm) -> None:
-    """Write a row's run and the missing ones of its stages; `whole` are all its stages that there are files of, `known` its experiment's runs.
+def _mirror_row(
+    client: Any,
+    uri: str,
+    experiment: str,
+    whole: dict[Path, dict],
+    missing: dict[Path, dict],
+    known: dict,
+    progress: tqdm,
+) -> None:
+    """Write a row's run and the missing ones of its stages; `whole` are all its stages that there are files
+    of, `known` its experiment's runs.
 
-    The stages' runs are FINISHED after all that the row has of them is written. What an end before that leaves is replaced by the next rebuild.
+    The stages' runs are FINISHED after all that the row has of them is written. What an end before that
+    leaves is replaced by the next rebuild.
     """
     row = rows.row_of(whole.values())
     above, _ = rows.place(client, uri, experiment, row, min(_span(record)[0] for record in missing.values()))
@@ -167,45 +207,72 @@ def _mirror_row(client: Any, uri: str, experiment: str, whole: dict[Path, dict],
         progress.update()
         if is_current:
             current[label], shown[label] = (begin, run_id, end - begin), stage
-    finish(client, experiment, above, row, shown, {label: (run_id, worked) for label, (_, run_id, worked) in current.items()})
+    finish(
+        client,
+        experiment,
+        above,
+        row,
+        shown,
+        {label: (run_id, worked) for label, (_, run_id, worked) in current.items()},
+    )
     for run_id, end in written.items():
         client.set_terminated(run_id, "FINISHED", end)
 
 
 def _write(client: Any, experiment: str, row_id: str, stage: Stage, is_current: bool) -> str:
-    """Write a finished stage's run by the calls that `live.Tracker` makes while a stage runs, with the original times; returns its id. The run is
-    left RUNNING."""
+    """Write a finished stage's run by the calls that `live.Tracker` makes while a stage runs, with the
+    original times; returns its id. The run is left RUNNING."""
     begin, end = _span(stage.record)
     about = describe(stage.record)
     # Known by its first id from the start, so that a rebuild cut short is noticed and redone by the next.
-    run_id = create(client, experiment, row_id, about, about["tags"] | folder_tags(stage.record), begin, is_current)
+    run_id = create(
+        client, experiment, row_id, about, about["tags"] | folder_tags(stage.record), begin, is_current
+    )
     final = entries(stage.numbers, max((step for *_, step in stage.curve), default=0), end / 1000)
-    store.log_files(client, run_id, stage.files)  # mlflow reads all of a run for its first file, so before there is much
+    # mlflow reads all of a run for its first file, so before there is much
+    store.log_files(client, run_id, stage.files)
     fill(client, run_id, about, stage.curve + final)
     return run_id
 
 
 def finish(
-    client: Any, experiment: str, above: Any, row: rows.Row, stages: dict[str, Stage], current: dict[str, tuple[str, int]], status: str = "FINISHED"
+    client: Any,
+    experiment: str,
+    above: Any,
+    row: rows.Row,
+    stages: dict[str, Stage],
+    current: dict[str, tuple[str, int]],
+    status: str = "FINISHED",
 ) -> None:
-    """End a row's run, read before as `above`, once it shows what these complete stages (by label) add, if any: numbers by column
-    with the means of all that is there, curves, parameters, data, small files, links to records.
+    """End a row's run, read before as `above`, once it shows what these complete stages (by label) add, if
+    any: numbers by column with the means of all that is there, curves, parameters, data, small files, links
+    to records.
 
     `current`: by label the id of each stage's current run, and the milliseconds that it took.
 
-    A curve is `<label>/loss`. MLflow cannot take points back, so that a training made again under another key adds `<label>/<key>/loss`.
-    Data and files of what all rows share stay with the stages.
+    A curve is `<label>/loss`. MLflow cannot take points back, so that a training made again under another key
+    adds `<label>/<key>/loss`. Data and files of what all rows share stay with the stages.
     """
     if stages:
-        _show(client, experiment, above, row, stages, {label: run_id for label, (run_id, _) in current.items()})
-    client.set_terminated(above.info.run_id, status, above.info.start_time + sum(worked for _, worked in current.values()))
+        _show(
+            client, experiment, above, row, stages, {label: run_id for label, (run_id, _) in current.items()}
+        )
+    client.set_terminated(
+        above.info.run_id, status, above.info.start_time + sum(worked for _, worked in current.values())
+    )
 
 
-def _show(client: Any, experiment: str, above: Any, row: rows.Row, stages: dict[str, Stage], ids: dict[str, str]) -> None:
+def _show(
+    client: Any, experiment: str, above: Any, row: rows.Row, stages: dict[str, Stage], ids: dict[str, str]
+) -> None:
     row_id, old = above.info.run_id, above.data
     lacking = {name: text for name, text in row.params.items() if name not in old.params}
     tags = {name: text for name, text in row.tags.items() if old.tags.get(name) != text}
-    says = row.sentence if row.name == rows.INPUTS else rows.sentence(row.name, old.params | lacking, old.tags | tags)
+    says = (
+        row.sentence
+        if row.name == rows.INPUTS
+        else rows.sentence(row.name, old.params | lacking, old.tags | tags)
+    )
     tags["mlflow.note.content"] = rows.note(says, experiment, ids)
     numbers: dict[str, float] = {}
     for stage in stages.values():
@@ -217,15 +284,22 @@ def _show(client: Any, experiment: str, above: Any, row: rows.Row, stages: dict[
         if curve and not record.get("measure"):
             tags[f"curve.{label}"] = first = old.tags.get(f"curve.{label}", record["key"])
             prefix = label if first == record["key"] else f"{label}/{record['key'][:8]}"
-            metrics += [(store.metric_name(f"{prefix}/{name}"), *point) for name, *point in curve if name in CURVES]
+            metrics += [
+                (store.metric_name(f"{prefix}/{name}"), *point) for name, *point in curve if name in CURVES
+            ]
     store.log(client, row_id, metrics=metrics, params=lacking, tags=tags)
-    store.log_files(client, row_id, {f"{label}/{name}": file for label, stage in shown.items() for name, file in stage.files.items()})
+    store.log_files(
+        client,
+        row_id,
+        {f"{label}/{name}": file for label, stage in shown.items() for name, file in stage.files.items()},
+    )
     if inputs := dataset_inputs([data for stage in shown.values() for data in stage.record["datasets"]]):
         client.log_inputs(row_id, inputs)
 
 
 def curve_of(folder: Path) -> list[Entry]:
-    """The numbers of a stage by step, from its history; of one in a store at some steps. None where it has no history. Raises BrokenError."""
+    """The numbers of a stage by step, from its history; of one in a store at some steps. None where it has no
+    history. Raises BrokenError."""
     lines = nodes.curve(folder) or []
     for number, line in enumerate(lines, start=1):
         require(Line, line, f"{folder / nodes.CURVE}:{number}")
@@ -267,7 +341,8 @@ def _stage_runs(client: Any, experiment: str, scale: str) -> dict[tuple[str, ...
 
 
 def tables(uri: str, results: Path | str, root: str | None = None) -> None:
-    """Copy the user's own tables, figures and claims of a folder (mini, mini-x4), or of all, into the run `tables and figures` of each.
+    """Copy the user's own tables, figures and claims of a folder (mini, mini-x4), or of all, into the run
+    `tables and figures` of each.
 
     Raises StoreError.
     """
@@ -280,7 +355,8 @@ def tables(uri: str, results: Path | str, root: str | None = None) -> None:
 
 
 def _drawn(root: Path, but: Collection[Path] = ()) -> dict[str, dict[Path, str]]:
-    """By experiment, the files of the tables and figures below `root`, those below `but` left out, and the folder of each, relative to `root`."""
+    """By experiment, the files of the tables and figures below `root`, those below `but` left out, and the
+    folder of each, relative to `root`."""
     found: dict[str, dict[Path, str]] = {}
     for path in files_below(root, f"*{PROVENANCE}"):
         if store.ARTIFACTS in path.parts:
@@ -292,19 +368,34 @@ def _drawn(root: Path, but: Collection[Path] = ()) -> dict[str, dict[Path, str]]
             continue
         scale = told.get("scale")
         if scale and not any(parent in but for parent in path.parents):
-            inside, stem = path.parent.relative_to(root.resolve()).as_posix(), path.name.removesuffix(PROVENANCE)
+            inside, stem = (
+                path.parent.relative_to(root.resolve()).as_posix(),
+                path.name.removesuffix(PROVENANCE),
+            )
             first = inside.partition("/")[0]
-            of = first if first.startswith((f"{scale}-x", f"{scale}-seed")) else scale  # results of another budget or seed
-            found.setdefault(of, {}).update({file: inside for file in sorted(path.parent.glob(f"{stem}.*")) if _is_small(file)})
+            # results of another budget or seed
+            of = first if first.startswith((f"{scale}-x", f"{scale}-seed")) else scale
+            found.setdefault(of, {}).update(
+                {file: inside for file in sorted(path.parent.glob(f"{stem}.*")) if _is_small(file)}
+            )
     return found
 
 
 def _log_tables(client: Any, experiment: str, root: str, drawn: dict[Path, str]) -> None:
     found = next(store.search(client, experiment, f"tags.`{rows.KIND}` = 'tables'"), None)
     if found is None:
-        says = "Tables, figures and the verdicts on papers' claims, as artifacts. `.provenance.json` beside each leads from a cell to its run.json."
-        found = client.create_run(experiment, tags={rows.KIND: "tables", "scale": root, "mlflow.note.content": says}, run_name=TABLES)
-    store.log_files(client, found.info.run_id, {f"{inside}/{file.name}": file for file, inside in drawn.items()})
+        says = (
+            "Tables, figures and the verdicts on papers' claims, as artifacts. `.provenance.json` beside each"
+            " leads from a cell to its run.json."
+        )
+        found = client.create_run(
+            experiment,
+            tags={rows.KIND: "tables", "scale": root, "mlflow.note.content": says},
+            run_name=TABLES,
+        )
+    store.log_files(
+        client, found.info.run_id, {f"{inside}/{file.name}": file for file, inside in drawn.items()}
+    )
     client.set_terminated(found.info.run_id)
 
 
@@ -312,9 +403,11 @@ def _log_tables(client: Any, experiment: str, root: str, drawn: dict[Path, str])
 
 
 def describe(record: dict) -> dict:
-    """The arguments of `live.Tracker`, from run.json or from the part of it that is known when a stage starts.
+    """The arguments of `live.Tracker`, from run.json or from the part of it that is known when a stage
+    starts.
 
-    Use it as ``Tracker(uri, **describe(record))``; then a rebuilt store has the parameters and tags of the first one.
+    Use it as ``Tracker(uri, **describe(record))``; then a rebuilt store has the parameters and tags of the
+    first one.
     """
     tags = dict(record["tags"])
     for field in ("config_hash", "code_hash", "git", "versions", "hardware", "seed"):
@@ -332,10 +425,17 @@ def describe(record: dict) -> dict:
 
 
 def create(
-    client: Any, experiment: str, row_id: str, about: dict, tags: dict, begin: int | None = None, is_current: bool = True, kind: str = "stage"
+    client: Any,
+    experiment: str,
+    row_id: str,
+    about: dict,
+    tags: dict,
+    begin: int | None = None,
+    is_current: bool = True,
+    kind: str = "stage",
 ) -> str:
-    """Create a stage's run below its row's, begun at `begin` (milliseconds, now if not given), with these tags, its identity and what mlflow shows;
-    returns its id. `fill` goes on."""
+    """Create a stage's run below its row's, begun at `begin` (milliseconds, now if not given), with these
+    tags, its identity and what mlflow shows; returns its id. `fill` goes on."""
     tags = texts(tags)
     shown = {
         "mlflow.parentRunId": row_id,
@@ -347,7 +447,9 @@ def create(
     }
     # All tags in the one call: a process that dies here leaves no run that cannot be found again.
     tags = {**tags, **{field: str(about[field]) for field in IDENTITY}, **shown}
-    return client.create_run(experiment, begin, tags, rows.label("", about["run"], about["stage"])).info.run_id
+    return client.create_run(
+        experiment, begin, tags, rows.label("", about["run"], about["stage"])
+    ).info.run_id
 
 
 def fill(client: Any, run_id: str, about: dict, metrics: list[Entry] = ()) -> None:
@@ -359,9 +461,17 @@ def fill(client: Any, run_id: str, about: dict, metrics: list[Entry] = ()) -> No
 
 def _small_files(folder: Path) -> dict[str, Path | bytes]:
     """The small files of a stage's folder, or of its node in a store, by name: records, tables, figures."""
-    found = {path.name: path for path in sorted(folder.glob("*")) if _is_small(path) and (path.name in TEXTS or path.suffix in COPIED)}
+    found = {
+        path.name: path
+        for path in sorted(folder.glob("*"))
+        if _is_small(path) and (path.name in TEXTS or path.suffix in COPIED)
+    }
     if nodes.packed(folder) is not None:
-        found |= {name: text for name in TEXTS if nodes.exists(folder / name) and len(text := nodes.read(folder / name)) <= LARGEST_ARTIFACT}
+        found |= {
+            name: text
+            for name in TEXTS
+            if nodes.exists(folder / name) and len(text := nodes.read(folder / name)) <= LARGEST_ARTIFACT
+        }
     return found
 
 
@@ -376,13 +486,17 @@ def dataset_inputs(datasets: list[dict]) -> list[Any]:
     for (name, digest), role in roles.items():
         # mlflow's digest holds 36 characters, so the whole one goes into the source.
         dataset = Dataset(name, digest[:36], "local", json.dumps({"sha256": digest}))
-        inputs.append(DatasetInput(dataset, [InputTag("mlflow.data.context", ", ".join(dict.fromkeys(role)))]))
+        inputs.append(
+            DatasetInput(dataset, [InputTag("mlflow.data.context", ", ".join(dict.fromkeys(role)))])
+        )
     return inputs
 
 
 def folder_tags(record: dict) -> dict[str, Any]:
     """The tags of a stage that are known at its end: its first id in MLflow, and what it wrote."""
-    return {"mlflow_run_id": record.get("mlflow_run_id", "")} | {f"artefact.{n}": file["sha256"] for n, file in record.get("artefacts", {}).items()}
+    return {"mlflow_run_id": record.get("mlflow_run_id", "")} | {
+        f"artefact.{n}": file["sha256"] for n, file in record.get("artefacts", {}).items()
+    }
 
 
 def _is_small(path: Path) -> bool:
@@ -393,25 +507,36 @@ def _is_small(path: Path) -> bool:
 
 
 def files_below(root: Path, pattern: str) -> list[Path]:
-    """The files of a pattern below a folder, sorted, without mlflow's own copies, which are parts of what was there."""
+    """The files of a pattern below a folder, sorted, without mlflow's own copies, which are parts of what was
+    there."""
     root = root.resolve()
-    return [path for path in sorted(root.rglob(pattern)) if store.ARTIFACTS not in path.relative_to(root).parts]
+    return [
+        path for path in sorted(root.rglob(pattern)) if store.ARTIFACTS not in path.relative_to(root).parts
+    ]
 
 
 def _stage_folders(results: Path, but: Collection[Path] = (), strict: bool = True) -> dict[Path, dict]:
-    """The stage folders below `results`, also those of stores there, those below `but` left out, and their records, by start; a copied folder counts
-    once.
+    """The stage folders below `results`, also those of stores there, those below `but` left out, and their
+    records, by start; a copied folder counts once.
 
-    A record that cannot be believed raises BrokenError, or, unless `strict`, is left out, which a line on stderr says.
+    A record that cannot be believed raises BrokenError, or, unless `strict`, is left out, which a line on
+    stderr says.
 
-    Only a folder named after its stage, or after the model, text or asset that the stage made, is one: mlflow's artifact folders and
-    unfinished work hold run.json too.
+    Only a folder named after its stage, or after the model, text or asset that the stage made, is one:
+    mlflow's artifact folders and unfinished work hold run.json too.
     """
     if not results.is_dir():
-        raise UserError(f"no folder {str(results)!r}; possible: a scale's results, such as results/smollm2 or results/reference/smollm2")
+        raise UserError(
+            f"no folder {str(results)!r}; possible: a scale's results, such as results/smollm2 or"
+            " results/reference/smollm2"
+        )
     folders: dict[tuple[str, ...], tuple[Path, dict]] = {}
     there = {path.parent for path in files_below(results, nodes.RECORD)}
-    there |= {path.parent / name for path in files_below(results, nodes.NODES) for name in nodes.opened(path.parent).rows}
+    there |= {
+        path.parent / name
+        for path in files_below(results, nodes.NODES)
+        for name in nodes.opened(path.parent).rows
+    }
     for folder in sorted(there):
         if any(parent in but for parent in (folder, *folder.parents)):
             continue
@@ -429,7 +554,8 @@ def _stage_folders(results: Path, but: Collection[Path] = (), strict: bool = Tru
 
 
 def read_record(folder: Path) -> dict:
-    """A stage's record, once it is whole, has what the mirror shows and names the metrics.json beside it. Raises BrokenError."""
+    """A stage's record, once it is whole, has what the mirror shows and names the metrics.json beside it.
+    Raises BrokenError."""
     record = records.believed(folder)
     if record is None:
         raise records.BrokenError(f"{folder} has no run.json")
@@ -441,10 +567,17 @@ def read_record(folder: Path) -> dict:
 
 
 def _require_own(folder: Path, record: dict[str, Any]) -> None:
-    """Raise BrokenError for a stage folder that leads out of itself: names that are paths, and links in the place of files."""
-    for field, name in {**{field: record[field] for field in IDENTITY}, "root": store.root_of(record)}.items():
+    """Raise BrokenError for a stage folder that leads out of itself: names that are paths, and links in the
+    place of files."""
+    for field, name in {
+        **{field: record[field] for field in IDENTITY},
+        "root": store.root_of(record),
+    }.items():
         if not NAME.fullmatch(str(name)):
-            raise records.BrokenError(f"{folder / 'run.json'}: {field} must be of letters, digits and . _ @ + -; got {str(name)[:60]!r}")
+            raise records.BrokenError(
+                f"{folder / 'run.json'}: {field} must be of letters, digits and . _ @ + -; got"
+                f" {str(name)[:60]!r}"
+            )
     if folder.resolve() != folder:
         raise records.BrokenError(f"{folder} leads elsewhere; a stage's folder lies in its results")
     if links := sorted(path.name for path in folder.glob("*") if path.is_symlink()):
@@ -452,10 +585,13 @@ def _require_own(folder: Path, record: dict[str, Any]) -> None:
 
 
 def _final_numbers(folder: Path, record: dict) -> dict:
-    """The numbers known once a stage is done: metrics.json, under the names of tables' columns, and what the run cost."""
+    """The numbers known once a stage is done: metrics.json, under the names of tables' columns, and what the
+    run cost."""
     path = folder / nodes.METRICS
     cost = {name: record[name] for name in ("tokens", "wall_seconds", "peak_rss_bytes") if name in record}
-    return rows.numbers_of(record, json.loads(nodes.read(path)) if nodes.exists(path) else {}) | {"cost": cost}
+    return rows.numbers_of(record, json.loads(nodes.read(path)) if nodes.exists(path) else {}) | {
+        "cost": cost
+    }
 
 
 def _identity(record: dict) -> tuple[str, ...]:

@@ -1,4 +1,5 @@
-"""The MLflow store: a SQLite file beside the results, or a server; its experiments, and how runs are found and written there.
+"""The MLflow store: a SQLite file beside the results, or a server; its experiments, and how runs are found
+and written there.
 
 Only `MlflowClient` is used: the fluent API keeps the active run in globals.
 mlflow is imported inside functions, because that takes seconds.
@@ -25,8 +26,9 @@ from typing import Any
 from relinear.errors import UserError
 from relinear.files import MANIFEST
 
-# mlflow reads these when it is imported, so they are set before anything in this process can import it. A server that is gone, fails or does not
-# answer is given up after one more try, within seconds, and not after mlflow's default of several minutes.
+# mlflow reads these when it is imported, so they are set before anything in this process can import it. A
+# server that is gone, fails or does not answer is given up after one more try, within seconds, and not after
+# mlflow's default of several minutes.
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", "1")
@@ -38,27 +40,48 @@ Entry = tuple[str, float, int, int]  # metric name, value, milliseconds since th
 LONGEST_NAME = 250  # mlflow refuses more
 LONGEST_VALUE = 5000  # mlflow cuts parameters at 6000 characters and tags at 8000
 BATCH = 1000  # metrics that one call of mlflow's takes
-PARTS_ALL, PARTS_EVERY = 100, 10  # the parts of a step (a loss by layer): of the first steps all, then of every tenth
+# the parts of a step (a loss by layer): of the first steps all, then of every tenth
+PARTS_ALL, PARTS_EVERY = 100, 10
 LONGEST_LIST = 256  # a longer list is data, not a set of curves
 ARTIFACTS = "mlflow-artifacts"  # the folder of a SQLite store's copies of files, beside it
-LOCK_SECONDS = 1800  # to wait for another process that makes the store, an experiment or a row's run: only giving up costs something
+# to wait for another process that makes the store, an experiment or a row's run: only giving up costs
+# something
+LOCK_SECONDS = 1800
 BROKEN = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)  # codes of a file that no waiting and no right mends
-TABLES = {"experiments", "runs", "metrics", "latest_metrics", "params", "tags"}  # of mlflow's that a store has at least
+# of mlflow's that a store has at least
+TABLES = {"experiments", "runs", "metrics", "latest_metrics", "params", "tags"}
 SIDE_FILES = ("-journal", "-wal", "-shm")  # what SQLite may leave beside a file
-PAGES = "workflowType=machine_learning"  # a part of addresses in MLflow 3's UI, which otherwise shows the pages of generative models
+# a part of addresses in MLflow 3's UI, which otherwise shows the pages of generative models
+PAGES = "workflowType=machine_learning"
 MOUNTS = Path("/proc/self/mounts")
-NETWORK = ("nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "glusterfs", "afs", "9p", "fuse.sshfs")  # file systems
+# file systems
+NETWORK = (
+    "nfs",
+    "nfs4",
+    "cifs",
+    "smb3",
+    "lustre",
+    "gpfs",
+    "beegfs",
+    "ceph",
+    "glusterfs",
+    "afs",
+    "9p",
+    "fuse.sshfs",
+)
 
 
 class StoreError(UserError):
-    """The store cannot be reached or used; the message names its address, without a password, and the reason."""
+    """The store cannot be reached or used; the message names its address, without a password, and the
+    reason."""
 
 
 def connect(uri: str) -> Any:
     """An MlflowClient on a store that is ready for use."""
     from mlflow import MlflowClient
 
-    # mlflow logs a traceback for every failure it raises, and urllib3 a line for every further try; they would bury our one warning.
+    # mlflow logs a traceback for every failure it raises, and urllib3 a line for every further try; they
+    # would bury our one warning.
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
     logging.getLogger("urllib3.connectionpool").setLevel(logging.CRITICAL)
     if path := sqlite_path(uri):
@@ -73,14 +96,16 @@ def connect(uri: str) -> Any:
 
 
 def root_of(record: Mapping[str, Any]) -> str:
-    """The folder of the results that a stage's are in, such as mini or mini-x4, after which its experiment is named. Older records lack it."""
+    """The folder of the results that a stage's are in, such as mini or mini-x4, after which its experiment is
+    named. Older records lack it."""
     return record.get("root", record["scale"])
 
 
 def experiment_of(client: Any, uri: str, root: str) -> str:
     """The id of experiment relinear-<root>, created or restored if need be.
 
-    A SQLite store keeps its artifacts beside the file, by absolute path: once moved, it shows them after a rebuild only.
+    A SQLite store keeps its artifacts beside the file, by absolute path: once moved, it shows them after a
+    rebuild only.
     """
     from mlflow.exceptions import MlflowException
 
@@ -101,11 +126,14 @@ def experiment_of(client: Any, uri: str, root: str) -> str:
 
 
 def warn_of_network(uri: str) -> None:
-    """Say on stderr that a SQLite store is on a network file system, if it is: its locks do not hold there."""
+    """Say on stderr that a SQLite store is on a network file system, if it is: its locks do not hold
+    there."""
     path = sqlite_path(uri)
     if path and (kind := _file_system(path)) in NETWORK:
         warning = f"WARNING: {path} is on a network file system ({kind}), where SQLite's locks may not hold"
-        print(f"{warning}: set MLFLOW_TRACKING_URI to an MLflow server's address", file=sys.stderr, flush=True)
+        print(
+            f"{warning}: set MLFLOW_TRACKING_URI to an MLflow server's address", file=sys.stderr, flush=True
+        )
 
 
 def sqlite_path(uri: str) -> Path | None:
@@ -114,26 +142,38 @@ def sqlite_path(uri: str) -> Path | None:
 
 
 def _file_system(path: Path) -> str:
-    """The type of the file system that `path` is or would be on, such as ext4; empty where the kernel does not tell."""
+    """The type of the file system that `path` is or would be on, such as ext4; empty where the kernel does
+    not tell."""
     mounts = [line.split() for line in MOUNTS.read_text().splitlines()] if MOUNTS.exists() else []
-    kinds = {Path(place.replace("\\040", " ")): kind for _, place, kind, *_ in mounts}  # the last mount at a place hides the others
+    # the last mount at a place hides the others
+    kinds = {Path(place.replace("\\040", " ")): kind for _, place, kind, *_ in mounts}
     return next((kinds[p] for p in path.resolve().parents if p in kinds), "")
 
 
 def _create_sqlite(uri: str, path: Path) -> None:
     """Create the store at `path` if there is none.
 
-    mlflow runs its migrations without a transaction: two processes at once, or one that is killed, leave a file that no later start can repair.
-    So one process at a time, aside, and moved when complete.
+    mlflow runs its migrations without a transaction: two processes at once, or one that is killed, leave a
+    file that no later start can repair. So one process at a time, aside, and moved when complete.
     """
     from mlflow import MlflowClient
 
     path.parent.mkdir(parents=True, exist_ok=True)
     with lock(uri):
         if not path.exists():
-            made = (record for depth in ("*/*/*", "*/runs/*/*") for record in path.parent.glob(f"{depth}/run.json"))
-            if any(not (record.parents[1] / MANIFEST).is_file() for record in made):  # committed results are nobody's own
-                print(f"{path} is gone, and begins anew: `relinear track rebuild` mirrors what was finished before", file=sys.stderr, flush=True)
+            made = (
+                record
+                for depth in ("*/*/*", "*/runs/*/*")
+                for record in path.parent.glob(f"{depth}/run.json")
+            )
+            # committed results are nobody's own
+            if any(not (record.parents[1] / MANIFEST).is_file() for record in made):
+                print(
+                    f"{path} is gone, and begins anew: `relinear track rebuild` mirrors what was finished"
+                    " before",
+                    file=sys.stderr,
+                    flush=True,
+                )
             fresh = path.with_name(f"{path.name}.new")
             for end in ("", *SIDE_FILES):
                 Path(f"{fresh}{end}").unlink(missing_ok=True)
@@ -142,7 +182,8 @@ def _create_sqlite(uri: str, path: Path) -> None:
 
 
 def lock(uri: str) -> Any:
-    """Held while the schema, an experiment or a row's run is looked up and created. There is none for a server."""
+    """Held while the schema, an experiment or a row's run is looked up and created. There is none for a
+    server."""
     from filelock import FileLock
 
     path = sqlite_path(uri)
@@ -150,10 +191,12 @@ def lock(uri: str) -> Any:
 
 
 def set_aside_broken(uri: str, results: Path) -> Path | None:
-    """Rename the SQLite store of a results folder that is damaged, of another program, or a folder, and say so on stderr.
+    """Rename the SQLite store of a results folder that is damaged, of another program, or a folder, and say
+    so on stderr.
 
-    Returns its new path; None where there is none such. Nothing is removed. A store that is locked, that this user may not read, or that lies
-    elsewhere, where it may be anybody's, is left alone. Call it while no stage is running.
+    Returns its new path; None where there is none such. Nothing is removed. A store that is locked, that this
+    user may not read, or that lies elsewhere, where it may be anybody's, is left alone. Call it while no
+    stage is running.
     """
     path = sqlite_path(uri)
     if path is None or not path.name or not path.exists() or path.resolve().parent != results.resolve():
@@ -161,23 +204,34 @@ def set_aside_broken(uri: str, results: Path) -> Path | None:
     with lock(uri):
         if not (why := _broken(path)):
             return None
-        aside = next(p for n in itertools.count(1) if not (p := path.with_name(f"{path.name}.broken{f'-{n}' if n > 1 else ''}")).exists())
+        aside = next(
+            p
+            for n in itertools.count(1)
+            if not (p := path.with_name(f"{path.name}.broken{f'-{n}' if n > 1 else ''}")).exists()
+        )
         path.rename(aside)
         for end in SIDE_FILES:
             if (beside := Path(f"{path}{end}")).exists():
                 beside.rename(f"{aside}{end}")
-    print(f"{path} is no store of MLflow's ({why}): it is set aside as {aside}, and a new one is made", file=sys.stderr, flush=True)
+    print(
+        f"{path} is no store of MLflow's ({why}): it is set aside as {aside}, and a new one is made",
+        file=sys.stderr,
+        flush=True,
+    )
     return aside
 
 
 def _broken(path: Path) -> str:
-    """The way in which a file is no store of mlflow's; empty where it is one, or where that cannot be told."""
+    """The way in which a file is no store of mlflow's; empty where it is one, or where that cannot be
+    told."""
     if path.is_dir():
         return "it is a folder"
     try:
         with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=rw", uri=True, timeout=20)) as database:
             [first, *_] = database.execute("PRAGMA quick_check(1)").fetchone()
-            tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+            tables = {
+                name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+            }
     except sqlite3.Error as error:
         return str(error) if (error.sqlite_errorcode & 0xFF) in BROKEN else ""
     if first != "ok":
@@ -188,8 +242,9 @@ def _broken(path: Path) -> str:
 
 @contextmanager
 def without_sync() -> Iterator[None]:
-    """SQLite does not wait for the disk at each of thousands of transactions, and keeps its indices in memory. A machine that goes down meanwhile
-    may damage the store, which `relinear track rebuild` then sets aside and makes anew."""
+    """SQLite does not wait for the disk at each of thousands of transactions, and keeps its indices in
+    memory. A machine that goes down meanwhile may damage the store, which `relinear track rebuild` then sets
+    aside and makes anew."""
     from sqlalchemy import event
     from sqlalchemy.engine import Engine
 
@@ -214,7 +269,8 @@ SECONDS_OF_FILES = 600  # for calls that send or fetch files
 class Bounded:
     """An MlflowClient, of which a method that takes longer than its bound raises TimeoutError.
 
-    A time limit of a socket counts from one byte to the next, so a server that sends a byte a second keeps a call for hours.
+    A time limit of a socket counts from one byte to the next, so a server that sends a byte a second keeps a
+    call for hours.
     """
 
     def __init__(self, client: Any):
@@ -229,7 +285,8 @@ class Bounded:
 
 
 def _within(seconds: float, call: Callable[[], Any]) -> Any:
-    """What a call returns or raises. A call that is not done in time is left to a thread that ends with this process."""
+    """What a call returns or raises. A call that is not done in time is left to a thread that ends with this
+    process."""
     answer: futures.Future[Any] = futures.Future()
 
     def work() -> None:
@@ -249,7 +306,8 @@ def _within(seconds: float, call: Callable[[], Any]) -> Any:
 
 
 def store_errors() -> tuple[type[Exception], ...]:
-    """The errors that a failing store raises: mlflow's and SQLAlchemy's wrappers, SQLite, files, locks, sockets."""
+    """The errors that a failing store raises: mlflow's and SQLAlchemy's wrappers, SQLite, files, locks,
+    sockets."""
     from mlflow.exceptions import MlflowException
     from sqlalchemy.exc import SQLAlchemyError
 
@@ -264,9 +322,12 @@ def failure(uri: str, error: Exception) -> str:
 
 @contextmanager
 def access(uri: str) -> Iterator[None]:
-    """A context in which errors of the store become a StoreError of one line; relinear's own mistakes are not changed."""
+    """A context in which errors of the store become a StoreError of one line; relinear's own mistakes are not
+    changed."""
     if importlib.util.find_spec("mlflow") is None:
-        raise StoreError("this verb needs mlflow, which is not installed; in a clone, `pip install '.[suite]'` brings it")
+        raise StoreError(
+            "this verb needs mlflow, which is not installed; in a clone, `pip install '.[suite]'` brings it"
+        )
     try:
         yield
     except UserError:
@@ -289,7 +350,14 @@ def search(client: Any, experiment: str, where: str = "") -> Iterator[Any]:
             return
 
 
-def log(client: Any, run_id: str, *, metrics: list[Entry] = (), params: dict[str, str] | None = None, tags: dict[str, Any] | None = None) -> None:
+def log(
+    client: Any,
+    run_id: str,
+    *,
+    metrics: list[Entry] = (),
+    params: dict[str, str] | None = None,
+    tags: dict[str, Any] | None = None,
+) -> None:
     """Write metrics, parameters and tags in as few calls as mlflow's limits allow."""
     from mlflow.entities import Metric, Param, RunTag
 
@@ -304,7 +372,8 @@ def log(client: Any, run_id: str, *, metrics: list[Entry] = (), params: dict[str
 
 
 def log_files(client: Any, run_id: str, files: Mapping[str, Path | bytes]) -> None:
-    """Copy files, or texts as files, into a run, each to the place by which it is named here, in one call of mlflow's."""
+    """Copy files, or texts as files, into a run, each to the place by which it is named here, in one call of
+    mlflow's."""
     if not files:
         return
     with TemporaryDirectory() as scratch:
@@ -335,7 +404,8 @@ def metric_name(name: str) -> str:
 
 
 def step_entries(metrics: dict, step: int, seconds: float | None = None) -> list[Entry]:
-    """The entries of a step of training. mlflow takes 0.2 ms for each, and thirty layers would make a distillation of 50 s a third longer."""
+    """The entries of a step of training. mlflow takes 0.2 ms for each, and thirty layers would make a
+    distillation of 50 s a third longer."""
     if step >= PARTS_ALL and step % PARTS_EVERY:
         metrics = {name: value for name, value in metrics.items() if not isinstance(value, dict | list)}
     return entries(metrics, step, seconds)

@@ -1,6 +1,8 @@
-"""The addresses of MLflow's UI for the runs of each experiment, which its first page does not list, and a view that compares rows.
+"""The addresses of MLflow's UI for the runs of each experiment, which its first page does not list, and a
+view that compares rows.
 
-MLflow keeps a shared view as a tag of the experiment and opens it by its key: which runs, columns and charts it shows.
+MLflow keeps a shared view as a tag of the experiment and opens it by its key: which runs, columns and charts
+it shows.
 """
 
 import json
@@ -20,18 +22,31 @@ from relinear.tracking.store import PAGES, access, connect, search
 VIEW = "rows"
 TAG = f"mlflow.sharedViewState.{VIEW}"
 PARAMETERS = ("method", "window", "rank", "gate")
-LINE = {"xAxisKey": "step", "selectedXAxisMetricKey": "", "yAxisKey": "metric", "yAxisExpressions": [], "xAxisScaleType": "linear",
-        "scaleType": "linear", "lineSmoothness": 0, "ignoreOutliers": False, "range": {}}  # fmt: skip
+LINE = {
+    "xAxisKey": "step",
+    "selectedXAxisMetricKey": "",
+    "yAxisKey": "metric",
+    "yAxisExpressions": [],
+    "xAxisScaleType": "linear",
+    "scaleType": "linear",
+    "lineSmoothness": 0,
+    "ignoreOutliers": False,
+    "range": {},
+}
 METRICS = ("ppl", "ppl_long", "avg_no_mmlu", "mmlu_acc", "state_mib")
 
 
 def links(uri: str, address: str) -> dict[str, str]:
-    """Experiment of relinear -> the address of its runs, for a UI at `address` on the store `uri`; the newest first."""
-    return {name: f"{address}/#/experiments/{number}/runs?{PAGES}" for name, number in _experiments(connect(uri))}
+    """Experiment of relinear -> the address of its runs, for a UI at `address` on the store `uri`; the newest
+    first."""
+    return {
+        name: f"{address}/#/experiments/{number}/runs?{PAGES}" for name, number in _experiments(connect(uri))
+    }
 
 
 def comparisons(uri: str, address: str) -> dict[str, str]:
-    """Experiment of relinear -> the address of a view that compares its rows alone, which this writes into the store; the newest first.
+    """Experiment of relinear -> the address of a view that compares its rows alone, which this writes into
+    the store; the newest first.
 
     An experiment without rows has no such view."""
     with access(uri):
@@ -40,8 +55,12 @@ def comparisons(uri: str, address: str) -> dict[str, str]:
             shown = list(search(client, number, f"tags.`{rows.KIND}` = 'row'"))
             if not shown:  # benchmarks are no rows
                 continue
-            client.set_experiment_tag(number, TAG, json.dumps(view({metric for run in shown for metric in run.data.metrics})))
-            found[name] = f"{address}/#/experiments/{number}/runs?viewStateShareKey={VIEW}&compareRunsMode=CHART&{PAGES}"
+            client.set_experiment_tag(
+                number, TAG, json.dumps(view({metric for run in shown for metric in run.data.metrics}))
+            )
+            found[name] = (
+                f"{address}/#/experiments/{number}/runs?viewStateShareKey={VIEW}&compareRunsMode=CHART&{PAGES}"
+            )
     return found
 
 
@@ -51,25 +70,62 @@ def _experiments(client: Any) -> list[tuple[str, str]]:
 
 
 def view(measured: Collection[str] = METRICS) -> dict[str, Any]:
-    """Rows and no seeds, stages or inputs: losses, coordinates over window, rank and gate, bytes against long-text perplexity, what differs.
+    """Rows and no seeds, stages or inputs: losses, coordinates over window, rank and gate, bytes against
+    long-text perplexity, what differs.
 
     A chart is there if its metrics are among those `measured`, so that none is empty.
     """
     upper, lower = {"metricSectionId": "rows"}, {"metricSectionId": "what differs"}
     outcomes = [name for name in ("ppl", "avg_no_mmlu") if name in measured]
     charts = [
-        {"type": "PARALLEL", **upper, "selectedParams": ["window", "rank", "gate"], "selectedMetrics": outcomes, "showAllRuns": True},
-        *({"type": "LINE", **upper, "metricKey": name, "selectedMetricKeys": [name], "displayName": name, **LINE}
-          for name in ("distill/loss", "finetune/loss")),
-        {"type": "SCATTER", **upper, "xaxis": {"key": "state_mib", "type": "METRIC"}, "yaxis": {"key": "ppl_long", "type": "METRIC"}},
-        *({"type": "BAR", **upper, "metricKey": name, "displayName": name} for name in ("ppl", "avg_no_mmlu")),
-        {"type": "DIFFERENCE", **lower, "chartName": "what differs", "compareGroups": ["Parameters", "Model metrics"],
-         "showChangeFromBaseline": False, "showDifferencesOnly": True, "baselineColumnUuid": ""},
-    ]  # fmt: skip
+        {
+            "type": "PARALLEL",
+            **upper,
+            "selectedParams": ["window", "rank", "gate"],
+            "selectedMetrics": outcomes,
+            "showAllRuns": True,
+        },
+        *(
+            {
+                "type": "LINE",
+                **upper,
+                "metricKey": name,
+                "selectedMetricKeys": [name],
+                "displayName": name,
+                **LINE,
+            }
+            for name in ("distill/loss", "finetune/loss")
+        ),
+        {
+            "type": "SCATTER",
+            **upper,
+            "xaxis": {"key": "state_mib", "type": "METRIC"},
+            "yaxis": {"key": "ppl_long", "type": "METRIC"},
+        },
+        *(
+            {"type": "BAR", **upper, "metricKey": name, "displayName": name}
+            for name in ("ppl", "avg_no_mmlu")
+        ),
+        {
+            "type": "DIFFERENCE",
+            **lower,
+            "chartName": "what differs",
+            "compareGroups": ["Parameters", "Model metrics"],
+            "showChangeFromBaseline": False,
+            "showDifferencesOnly": True,
+            "baselineColumnUuid": "",
+        },
+    ]
     charts = [chart for chart in charts if _needs(chart) <= set(measured)]
-    sections = [{"uuid": name, "name": name, "columns": wide, "cardHeight": 420} for name, wide in (("rows", 2), ("what differs", 1))]
+    sections = [
+        {"uuid": name, "name": name, "columns": wide, "cardHeight": 420}
+        for name, wide in (("rows", 2), ("what differs", 1))
+    ]
     common = {"deleted": False, "isGenerated": False}
-    columns = [*(f"params.`{name}`" for name in PARAMETERS), *(f"metrics.`{name}`" for name in METRICS if name in measured)]
+    columns = [
+        *(f"params.`{name}`" for name in PARAMETERS),
+        *(f"metrics.`{name}`" for name in METRICS if name in measured),
+    ]
     return {
         "searchFilter": f"tags.`{rows.KIND}` = 'row'",
         "orderByKey": "attributes.start_time",
@@ -77,8 +133,13 @@ def view(measured: Collection[str] = METRICS) -> dict[str, Any]:
         "selectedColumns": columns,
         "runsHiddenMode": "SHOW_ALL",
         "hideEmptyCharts": False,
-        "compareRunCharts": [{"uuid": f"chart{n}", "runsCountToCompare": 100, **common, **chart} for n, chart in enumerate(charts)],
-        "compareRunSections": [{"display": True, "isReordered": False, **common, **section} for section in sections],
+        "compareRunCharts": [
+            {"uuid": f"chart{n}", "runsCountToCompare": 100, **common, **chart}
+            for n, chart in enumerate(charts)
+        ],
+        "compareRunSections": [
+            {"display": True, "isReordered": False, **common, **section} for section in sections
+        ],
     }
 
 
@@ -89,16 +150,24 @@ def _needs(chart: dict[str, Any]) -> set[str]:
 
 
 def open_later(address: str, link: str) -> bool:
-    """Have another process open `link` in the browser once a UI answers at `address`; returns False, and does nothing, without a display."""
+    """Have another process open `link` in the browser once a UI answers at `address`; returns False, and does
+    nothing, without a display."""
     if sys.platform != "darwin" and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
         return False
-    command = [sys.executable, "-c", "import sys; from relinear.tracking.ui import open_once_up; open_once_up(*sys.argv[1:])", address, link]
+    command = [
+        sys.executable,
+        "-c",
+        "import sys; from relinear.tracking.ui import open_once_up; open_once_up(*sys.argv[1:])",
+        address,
+        link,
+    ]
     subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     return True
 
 
 def open_once_up(address: str, link: str, seconds: float = 120) -> bool:
-    """Open `link` in the browser once a UI answers at `address`; returns whether it did within so many seconds."""
+    """Open `link` in the browser once a UI answers at `address`; returns whether it did within so many
+    seconds."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         with suppress(OSError), urllib.request.urlopen(f"{address}/health", timeout=5):

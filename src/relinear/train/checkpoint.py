@@ -1,8 +1,10 @@
-"""Checkpoints of a training: safetensors and JSON, so that reading one runs nothing; the last two, so that a broken one costs an interval.
+"""Checkpoints of a training: safetensors and JSON, so that reading one runs nothing; the last two, so that a
+broken one costs an interval.
 
-A checkpoint is a folder named after its step. `rank-<n>.safetensors` has what a process holds of the parameters and of AdamW's moments: of a
-replica rank 0 has all, of shards each has its own. `state.json` has the step, the losses and the random numbers of Python. Beside them lie copies
-of the files that the training itself goes on with, such as its history. `files.json` has the sha256 of each, and is written last.
+A checkpoint is a folder named after its step. `rank-<n>.safetensors` has what a process holds of the
+parameters and of AdamW's moments: of a replica rank 0 has all, of shards each has its own. `state.json` has
+the step, the losses and the random numbers of Python. Beside them lie copies of the files that the training
+itself goes on with, such as its history. `files.json` has the sha256 of each, and is written last.
 """
 
 import json
@@ -30,9 +32,15 @@ MANIFEST, STATE, TENSORS = "files.json", "state.json", "rank-{}.safetensors"
 
 
 def save(
-    folder: Path, step: int, losses: list[float], parameters: Sequence[nn.Parameter], optimiser: torch.optim.Optimizer, beside: Sequence[Path] = ()
+    folder: Path,
+    step: int,
+    losses: list[float],
+    parameters: Sequence[nn.Parameter],
+    optimiser: torch.optim.Optimizer,
+    beside: Sequence[Path] = (),
 ) -> None:
-    """Write the checkpoint of a training that has done `step` steps, whole or not at all. A call of all processes where the model is sharded.
+    """Write the checkpoint of a training that has done `step` steps, whole or not at all. A call of all
+    processes where the model is sharded.
 
     `beside` are files to go on with; one that is not there is none.
     """
@@ -68,11 +76,17 @@ def save(
 
 
 def restore(
-    folder: Path, parameters: Sequence[nn.Parameter], optimiser: torch.optim.Optimizer, beside: Sequence[Path] = (), name: str = ""
+    folder: Path,
+    parameters: Sequence[nn.Parameter],
+    optimiser: torch.optim.Optimizer,
+    beside: Sequence[Path] = (),
+    name: str = "",
 ) -> tuple[int, list[float]]:
-    """Go on from the newest whole checkpoint, also with another number of processes: the steps that are done, and their losses; (0, []) without one.
+    """Go on from the newest whole checkpoint, also with another number of processes: the steps that are done,
+    and their losses; (0, []) without one.
 
-    A broken checkpoint is named on stderr and removed. The files `beside` are then as they were at that step; without a checkpoint they are gone.
+    A broken checkpoint is named on stderr and removed. The files `beside` are then as they were at that step;
+    without a checkpoint they are gone.
 
     Raises UserError for a checkpoint of other parameters.
     """
@@ -86,7 +100,10 @@ def restore(
         return 0, []
     state = json.loads((found / STATE).read_bytes())
     with ExitStack() as stack:
-        files = [stack.enter_context(safe_open(path, "pt")) for path in sorted(found.glob(TENSORS.format("*")), key=_number)]
+        files = [
+            stack.enter_context(safe_open(path, "pt"))
+            for path in sorted(found.glob(TENSORS.format("*")), key=_number)
+        ]
         holders: dict[str, list] = {}
         for file in files:
             for tensor in file.keys():  # noqa: SIM118, no mapping
@@ -100,8 +117,11 @@ def restore(
     return state["step"], state["losses"]
 
 
-def _tensors(parameters: Sequence[nn.Parameter], optimiser: torch.optim.Optimizer) -> Iterator[tuple[str, Tensor]]:
-    """The tensors that this process writes: its pieces of sharded ones, and on the first process also the whole ones."""
+def _tensors(
+    parameters: Sequence[nn.Parameter], optimiser: torch.optim.Optimizer
+) -> Iterator[tuple[str, Tensor]]:
+    """The tensors that this process writes: its pieces of sharded ones, and on the first process also the
+    whole ones."""
     if rank() == 0:
         yield "rng.cpu", torch.get_rng_state()
         if torch.cuda.is_available():
@@ -109,15 +129,27 @@ def _tensors(parameters: Sequence[nn.Parameter], optimiser: torch.optim.Optimize
     for number, parameter in enumerate(parameters):
         for name, x in {"parameter": parameter, **optimiser.state.get(parameter, {})}.items():
             if isinstance(x, DTensor) or rank() == 0:
-                yield f"{name}.{number}", (x.to_local() if isinstance(x, DTensor) else x).detach().contiguous()
+                yield (
+                    f"{name}.{number}",
+                    (x.to_local() if isinstance(x, DTensor) else x).detach().contiguous(),
+                )
 
 
 @torch.no_grad()
-def _load(holders: Mapping[str, list], parameters: Sequence[nn.Parameter], optimiser: torch.optim.Optimizer, where: Path) -> None:
-    """Give parameters and optimiser the tensors of a checkpoint's files, `holders` of each; pieces are joined, and cut anew for these processes."""
+def _load(
+    holders: Mapping[str, list],
+    parameters: Sequence[nn.Parameter],
+    optimiser: torch.optim.Optimizer,
+    where: Path,
+) -> None:
+    """Give parameters and optimiser the tensors of a checkpoint's files, `holders` of each; pieces are
+    joined, and cut anew for these processes."""
     names = {name for name in holders if name.startswith("parameter.")}
     if names != {f"parameter.{number}" for number in range(len(parameters))}:
-        raise UserError(f"{where} has {len(names)} parameters, and this training {len(parameters)}; remove {where.parent} to begin anew")
+        raise UserError(
+            f"{where} has {len(names)} parameters, and this training {len(parameters)}; remove {where.parent}"
+            " to begin anew"
+        )
     for number, parameter in enumerate(parameters):
         found = {}
         for name in [name for name in holders if name.endswith(f".{number}")]:
@@ -128,7 +160,10 @@ def _load(holders: Mapping[str, list], parameters: Sequence[nn.Parameter], optim
             found[name.rpartition(".")[0]] = x
         value = found.pop("parameter")
         if value.shape != parameter.shape:
-            raise UserError(f"{where}: parameter {number} is {list(value.shape)}, and this training's {list(parameter.shape)}; remove {where.parent}")
+            raise UserError(
+                f"{where}: parameter {number} is {list(value.shape)}, and this training's"
+                f" {list(parameter.shape)}; remove {where.parent}"
+            )
         parameter.copy_(value)
         if found:  # a parameter without a gradient has no moments
             optimiser.state[parameter] = found
@@ -141,7 +176,9 @@ def _whole(folder: Path, name: str) -> Path | None:
         if not (why := _broken(path)):
             return path
         shutil.rmtree(path)
-        rest = "training goes on from the one before" if place + 1 < len(checkpoints) else "training begins anew"
+        rest = (
+            "training goes on from the one before" if place + 1 < len(checkpoints) else "training begins anew"
+        )
         print(f"{name}: checkpoint {path} is broken ({why}); {rest}", file=sys.stderr, flush=True)
     return None
 
@@ -161,7 +198,11 @@ def _broken(path: Path) -> str | None:
         hashes = json.loads((path / MANIFEST).read_bytes())
         if not {STATE, TENSORS.format(0)} <= set(hashes):
             return f"{MANIFEST} lacks {STATE} or {TENSORS.format(0)}"
-        wrong = [name for name, expected in hashes.items() if not (path / name).is_file() or sha256(path / name) != expected]
+        wrong = [
+            name
+            for name, expected in hashes.items()
+            if not (path / name).is_file() or sha256(path / name) != expected
+        ]
         if wrong:
             return f"{wrong[0]} is not the file that was written"
         for tensors in path.glob(TENSORS.format("*")):

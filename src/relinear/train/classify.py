@@ -1,7 +1,9 @@
-"""A task learned by an encoder and a head: every weight, on the cross-entropy of the classes, or on the squared error of numbers.
+"""A task learned by an encoder and a head: every weight, on the cross-entropy of the classes, or on the
+squared error of numbers.
 
-The head of the last step of the chain that left one goes on, where there is one; else it begins anew. With `patience` the weights of the lowest
-loss on the texts kept aside are the result. Everything is computed in float32.
+The head of the last step of the chain that left one goes on, where there is one; else it begins anew. With
+`patience` the weights of the lowest loss on the texts kept aside are the result. Everything is computed in
+float32.
 """
 
 from collections.abc import Iterator
@@ -38,7 +40,9 @@ def work(job: Job) -> dict[str, Any]:
     metrics = fit(job, model, text, device)
     if (job.work / BEST).is_file():
         model.load_state_dict(load_file(job.work / BEST), strict=False)  # buffers are not trained
-    save_file({n: p.detach().cpu().contiguous() for n, p in model.encoder.named_parameters()}, job.out / WEIGHTS)
+    save_file(
+        {n: p.detach().cpu().contiguous() for n, p in model.encoder.named_parameters()}, job.out / WEIGHTS
+    )
     model.head.save(job.out)
     return metrics
 
@@ -51,8 +55,10 @@ def head_of(job: Job, encoder, text: Labelled) -> Head:
     if found is None:
         return Head(encoder.config.hidden_size, outputs, pool, dropout)
     if (found.out.out_features, found.pool) != (outputs, pool):
-        raise UserError(f"{job.name}: the chain's head has {found.out.out_features} outputs and pool: {found.pool}; the task has {outputs} and "
-                        f"{pool}. Possible: a chain without another task's classify step")  # fmt: skip
+        raise UserError(
+            f"{job.name}: the chain's head has {found.out.out_features} outputs and pool: {found.pool}; the"
+            f" task has {outputs} and {pool}. Possible: a chain without another task's classify step"
+        )
     found.dropout.p = dropout
     return found
 
@@ -69,13 +75,16 @@ def fit(job: Job, model: Classifier, text: Labelled, device: str) -> dict[str, A
     recipe, budget = job.settings["recipe"], job.settings["budget"]
     n = len(text) - text.validation
     if n < 1:
-        raise UserError(f"{job.name}: {text.validation} texts are kept aside for validation; there are {len(text)}")
+        raise UserError(
+            f"{job.name}: {text.validation} texts are kept aside for validation; there are {len(text)}"
+        )
     model.train()
     whole = text.seq_len if model.head.pool == "pair" else None  # each text of a pair has half of it
     batch, accumulate = budget["batch_size"], budget["accumulate"]
     steps = max(budget["epochs"] * n // (batch * accumulate), 1)
     parameters = [p for p in model.parameters() if p.requires_grad]
-    recorded = device == "cuda" and isinstance(model.encoder, Linearized)  # transformers looks at a mask in main memory
+    # transformers looks at a mask in main memory
+    recorded = device == "cuda" and isinstance(model.encoder, Linearized)
 
     def batches(step: int) -> Iterator[tuple[Tensor, ...]]:
         for chosen, _ in micro_batches(step, n=n, batch_size=batch, accumulate=accumulate, seed=job.seed):
@@ -89,18 +98,32 @@ def fit(job: Job, model: Classifier, text: Labelled, device: str) -> dict[str, A
     tokens_per_step = text.tokens_of(batch * accumulate)
     try:
         train(
-            loss, [(parameters, recipe["lr"])], batches=batches, steps=steps, tokens_per_step=tokens_per_step, recipe=recipe,
-            checkpoint=job.work / "checkpoints", beside=(job.history, job.work / BEST), checkpoint_seconds=job.checkpoint_seconds,
-            log=validation.log, resumed=validation.resume, memory=lambda: memory_bytes(device), name=job.name, recorded=recorded,
-        )  # fmt: skip
+            loss,
+            [(parameters, recipe["lr"])],
+            batches=batches,
+            steps=steps,
+            tokens_per_step=tokens_per_step,
+            recipe=recipe,
+            checkpoint=job.work / "checkpoints",
+            beside=(job.history, job.work / BEST),
+            checkpoint_seconds=job.checkpoint_seconds,
+            log=validation.log,
+            resumed=validation.resume,
+            memory=lambda: memory_bytes(device),
+            name=job.name,
+            recorded=recorded,
+        )
     except Converged:
         if device == "cuda":
             torch.cuda.synchronize()  # the loop's own stream, which it left without waiting
     job.tokens = text.tokens_of(validation.steps * batch * accumulate)
     return {
-        **job.losses(), **validation.metrics(), "steps": validation.steps, "tokens": job.tokens,
+        **job.losses(),
+        **validation.metrics(),
+        "steps": validation.steps,
+        "tokens": job.tokens,
         "trainable_params": sum(p.numel() for p in parameters),
-    }  # fmt: skip
+    }
 
 
 class TaskValidation(Validation):
@@ -114,7 +137,9 @@ class TaskValidation(Validation):
         whole = self.text.seq_len if self.model.head.pool == "pair" else None
         for at in range(self.first, len(self.text), self.batch):
             chosen = range(at, min(at + self.batch, len(self.text)))
-            tokens, mask, types, labels = (x.to(device) for x in (*self.text.batch(chosen, width=whole), self.text.labels_of(chosen)))
+            tokens, mask, types, labels = (
+                x.to(device) for x in (*self.text.batch(chosen, width=whole), self.text.labels_of(chosen))
+            )
             total += loss_of(self.model(tokens, mask, types), labels).item()
         self.model.train()
         return total / (len(self.text) - self.first)

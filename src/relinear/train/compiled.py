@@ -1,7 +1,9 @@
-"""torch.compile of what a training repeats: a model's block, one graph for all blocks, with the attention kernels as ops inside it.
+"""torch.compile of what a training repeats: a model's block, one graph for all blocks, with the attention
+kernels as ops inside it.
 
-Only blocks are compiled, since all of one model share their code: a graph of the whole model takes as many times longer to make as it has
-blocks. What lies outside (embedding, last norm, head, loss) is a few kernels. inductor keeps what it made on disk, for the next process.
+Only blocks are compiled, since all of one model share their code: a graph of the whole model takes as many
+times longer to make as it has blocks. What lies outside (embedding, last norm, head, loss) is a few kernels.
+inductor keeps what it made on disk, for the next process.
 """
 
 import sys
@@ -14,11 +16,14 @@ from transformers import PreTrainedModel
 from relinear.linearize.model import LAYOUTS, Linearized
 from relinear.plan.job import Job
 
-PAYS = 400  # steps: on one H200 graphs took 3 to 5 s to make and saved 7 ms (transfer) to 49 ms (all weights) of each step of 16 x 1024 tokens
+# steps: on one H200 graphs took 3 to 5 s to make and saved 7 ms (transfer) to 49 ms (all weights) of each
+# step of 16 x 1024 tokens
+PAYS = 400
 
 
 def wanted(job: Job, device: str, steps: int, slower: bool = False) -> bool:
-    """Whether a training of so many steps compiles: as the scale says; "auto" on a GPU alone, where it pays. Shards of a model never do.
+    """Whether a training of so many steps compiles: as the scale says; "auto" on a GPU alone, where it pays.
+    Shards of a model never do.
 
     `slower`: compiled forms of this training were measured and are slow, so that "auto" leaves it.
     """
@@ -27,7 +32,8 @@ def wanted(job: Job, device: str, steps: int, slower: bool = False) -> bool:
 
 
 def compile_blocks(model: PreTrainedModel) -> Callable[[], None]:
-    """Compile the call of each block of a model, in place: at its first use, for the sizes that it has then. Returns what undoes it."""
+    """Compile the call of each block of a model, in place: at its first use, for the sizes that it has then.
+    Returns what undoes it."""
     layout = model.layout if isinstance(model, Linearized) else LAYOUTS.get(type(model))
     blocks = [] if layout is None else list(layout.blocks(model))
     for block in blocks:
@@ -41,19 +47,33 @@ def compile_blocks(model: PreTrainedModel) -> Callable[[], None]:
 
 
 def windowed(model: PreTrainedModel) -> bool:
-    """Whether a layer of a model has a window. All weights of such a model went at 25k (LoLCATs) and 82k (Lizard) tokens/s when compiled."""
+    """Whether a layer of a model has a window. All weights of such a model went at 25k (LoLCATs) and 82k
+    (Lizard) tokens/s when compiled."""
     layers = model.attention_layers() if isinstance(model, Linearized) else []
     return any(getattr(layer.method.options, "window", 0) for layer in layers)
 
 
 class OrEager:
-    """A function that adds gradients, with compiled parts in it; without them, from its first call on, where they cannot be made.
+    """A function that adds gradients, with compiled parts in it; without them, from its first call on, where
+    they cannot be made.
 
     `undo` takes the compiled parts out. A failure costs one line on stderr and the speed.
     """
 
-    def __init__(self, function: Callable[..., Tensor], undo: Callable[[], None], parameters: Sequence[nn.Parameter], name: str):
-        self.function, self.undo, self.parameters, self.name, self.tried = function, undo, parameters, name, False
+    def __init__(
+        self,
+        function: Callable[..., Tensor],
+        undo: Callable[[], None],
+        parameters: Sequence[nn.Parameter],
+        name: str,
+    ):
+        self.function, self.undo, self.parameters, self.name, self.tried = (
+            function,
+            undo,
+            parameters,
+            name,
+            False,
+        )
 
     def __call__(self, *batch: Tensor) -> Tensor:
         """The function's result."""
@@ -64,9 +84,16 @@ class OrEager:
             return self.function(*batch)
         except torch.OutOfMemoryError:
             raise
-        except Exception as error:  # of Dynamo, inductor, Triton or a compiler that is not installed: many kinds, and eager is right in all of them
+        # of Dynamo, inductor, Triton or a compiler that is not installed: many kinds, and eager is right in
+        # all of them
+        except Exception as error:
             said = next(iter(str(error).strip().splitlines()), "")[:200]
-            print(f"{self.name}: torch.compile failed ({type(error).__name__}: {said}); training goes on without it", file=sys.stderr, flush=True)
+            print(
+                f"{self.name}: torch.compile failed ({type(error).__name__}: {said}); training goes on"
+                " without it",
+                file=sys.stderr,
+                flush=True,
+            )
         self.undo()
         for p in self.parameters:  # what the call had added by then
             p.grad = None

@@ -1,6 +1,8 @@
-"""Stage 1, attention transfer: the methods' own parameters learn to imitate the teacher's softmax attention on the teacher's inputs.
+"""Stage 1, attention transfer: the methods' own parameters learn to imitate the teacher's softmax attention
+on the teacher's inputs.
 
-All layers in one teacher-forced pass, no back-propagation through the model (LoLCATs Section 3; Hedgehog Section 4.3; Lizard Section 3.1).
+All layers in one teacher-forced pass, no back-propagation through the model (LoLCATs Section 3; Hedgehog
+Section 4.3; Lizard Section 3.1).
 """
 
 from collections.abc import Iterator
@@ -34,7 +36,8 @@ def work(job: Job) -> dict:
 
 
 def fit(job: Job, model: PreTrainedModel, device: str) -> dict:
-    """Train the method's parameters of a linearized model, in place, on the device that it is moved to. Returns the stage's metrics."""
+    """Train the method's parameters of a linearized model, in place, on the device that it is moved to.
+    Returns the stage's metrics."""
     recipe, budget = job.settings["recipe"], job.settings["budget"]
     text = opened(job.parents["text"], "train", budget["seq_len"])
     parameters = list(model.method_parameters().values())
@@ -46,7 +49,8 @@ def fit(job: Job, model: PreTrainedModel, device: str) -> dict:
     job.hardware["engine"] = spread(model, parameters, device, job.engine)
     batch, accumulate = budget["batch_size"], budget["accumulate"]
     steps = max(budget["epochs"] * len(text) // (batch * accumulate), 1)
-    trained = [bool(list(layer.method.parameters())) for layer in model.attention_layers()]  # softmax layers that are kept have nothing to train
+    # softmax layers that are kept have nothing to train
+    trained = [bool(list(layer.method.parameters())) for layer in model.attention_layers()]
     replayed = device == "cuda" and job.hardware["engine"] == "ddp"
     stored = _Stored(job.parents["activations"], device) if "activations" in job.parents else None
 
@@ -62,29 +66,66 @@ def fit(job: Job, model: PreTrainedModel, device: str) -> dict:
             del forms[1:]
 
     def batches(step: int) -> Iterator[tuple[Tensor, ...]]:
-        for chosen, whole in micro_batches(step, n=len(text), batch_size=batch, accumulate=accumulate, seed=job.seed, rank=rank(), size=size()):
-            # A loss is a mean over the piece's real tokens, and counts by their share of the step's: texts are not equally long.
+        for chosen, whole in micro_batches(
+            step,
+            n=len(text),
+            batch_size=batch,
+            accumulate=accumulate,
+            seed=job.seed,
+            rank=rank(),
+            size=size(),
+        ):
+            # A loss is a mean over the piece's real tokens, and counts by their share of the step's: texts
+            # are not equally long.
             parts = moved(torch.tensor(sum(trained) * text.real(whole) / text.real(chosen)), device)
-            yield parts, *(stored(chosen) if stored else (moved(x, device) for x in text.batch(chosen, width=text.seq_len if replayed else None)))
+            yield (
+                parts,
+                *(
+                    stored(chosen)
+                    if stored
+                    else (
+                        moved(x, device) for x in text.batch(chosen, width=text.seq_len if replayed else None)
+                    )
+                ),
+            )
 
     def loss(parts: Tensor, *given: Tensor) -> Iterator[tuple[str, Tensor]]:
         tokens, key_mask, types = (*given, None, None)[:3]
         more = {} if stored or key_mask is None else {"attention_mask": key_mask}
         more |= {} if stored or types is None or model.causal else {"token_type_ids": types}
         inputs_of_all = list(given) if stored else record(model, tokens, **more)
-        for i, (method, inputs) in enumerate(layer_inputs(model, inputs_of_all, None if stored else key_mask)):
+        for i, (method, inputs) in enumerate(
+            layer_inputs(model, inputs_of_all, None if stored else key_mask)
+        ):
             if trained[i]:
                 yield f"layer_{i:02}", forms[-1](method, inputs) / parts
 
     tokens_per_step = text.tokens_of(batch * accumulate)
     train(
-        loss, [(parameters, recipe["lr"])], batches=batches, steps=steps, tokens_per_step=tokens_per_step,
-        recipe=recipe, loss_scale=recipe["loss_scale"], checkpoint=job.work / "checkpoints", checkpoint_seconds=job.checkpoint_seconds,
-        beside=(job.history,), log=job.log, resumed=job.resume, memory=lambda: memory_bytes(device), name=job.name,
-        recorded=replayed, eager=eager,
-    )  # fmt: skip
+        loss,
+        [(parameters, recipe["lr"])],
+        batches=batches,
+        steps=steps,
+        tokens_per_step=tokens_per_step,
+        recipe=recipe,
+        loss_scale=recipe["loss_scale"],
+        checkpoint=job.work / "checkpoints",
+        checkpoint_seconds=job.checkpoint_seconds,
+        beside=(job.history,),
+        log=job.log,
+        resumed=job.resume,
+        memory=lambda: memory_bytes(device),
+        name=job.name,
+        recorded=replayed,
+        eager=eager,
+    )
     job.tokens = text.tokens_of(steps * batch * accumulate)
-    return {**job.losses(), "steps": steps, "tokens": job.tokens, "trainable_params": sum(p.numel() for p in parameters)}
+    return {
+        **job.losses(),
+        "steps": steps,
+        "tokens": job.tokens,
+        "trainable_params": sum(p.numel() for p in parameters),
+    }
 
 
 class _Stored:

@@ -1,4 +1,5 @@
-"""The training loop, one for every stage: AdamW, warm-up and cosine, clipping, checkpoints, resume to the bit. The loss is an argument."""
+"""The training loop, one for every stage: AdamW, warm-up and cosine, clipping, checkpoints, resume to the
+bit. The loss is an argument."""
 
 import math
 import time
@@ -56,22 +57,26 @@ def train(
 ) -> None:
     """Minimise `loss` over the parameters, in place.
 
-    `batches(step)` yields a step's micro-batches, and `loss(*batch)` named terms; the sum of them all is the step's loss. Each is
-    back-propagated (times `loss_scale`) as it comes, so that one term's graph lives at a time: one layer in a transfer, one micro-batch
-    in finetuning. `groups` are parameters with their peak learning rate. `recipe` has betas, weight_decay, warmup_ratio, min_lr_ratio
-    and clip.
+    `batches(step)` yields a step's micro-batches, and `loss(*batch)` named terms; the sum of them all is the
+    step's loss. Each is back-propagated (times `loss_scale`) as it comes, so that one term's graph lives at a
+    time: one layer in a transfer, one micro-batch in finetuning. `groups` are parameters with their peak
+    learning rate. `recipe` has betas, weight_decay, warmup_ratio, min_lr_ratio and clip.
 
-    `recorded`: after a few steps, replay loss and gradients of a micro-batch (tensors on a GPU, all of one shape) as one CUDA graph. A
-    small model is then bound by its kernels and not by Python, which launches thousands of them a step.
+    `recorded`: after a few steps, replay loss and gradients of a micro-batch (tensors on a GPU, all of one
+    shape) as one CUDA graph. A small model is then bound by its kernels and not by Python, which launches
+    thousands of them a step.
 
-    `eager`: what takes the compiled parts out of the loss again, where it has some (`relinear.train.compiled`).
+    `eager`: what takes the compiled parts out of the loss again, where it has some
+    (`relinear.train.compiled`).
 
-    Of several processes each has its part of the loss: what counts, is logged and clipped is the sum over all.
+    Of several processes each has its part of the loss: what counts, is logged and clipped is the sum over
+    all.
 
-    A checkpoint is written into the folder `checkpoint` at most every `checkpoint_seconds`, with a copy of the files `beside`; if one is there,
-    training goes on from it as if it had never stopped, after `resumed(step)`, also with another number of processes. Raises
-    FloatingPointError at a loss or gradient that is not finite, and CollapseError if the mean loss of the last steps reaches `chance` although
-    it began clearly below.
+    A checkpoint is written into the folder `checkpoint` at most every `checkpoint_seconds`, with a copy of
+    the files `beside`; if one is there, training goes on from it as if it had never stopped, after
+    `resumed(step)`, also with another number of processes. Raises FloatingPointError at a loss or gradient
+    that is not finite, and CollapseError if the mean loss of the last steps reaches `chance` although it
+    began clearly below.
     """
     optimiser = _optimiser(groups, recipe)
     parameters = [p for ps, _ in groups for p in ps]
@@ -88,9 +93,18 @@ def train(
         gradients = Recorded(gradients)
     saved = time.monotonic()
     given = list(batches(first)) if first < steps else []
-    with _stream(recorded), tqdm(
-        total=steps * tokens_per_step, initial=first * tokens_per_step, desc=name, unit="tok", unit_scale=True, mininterval=5, disable=rank() > 0
-    ) as bar:  # fmt: skip
+    with (
+        _stream(recorded),
+        tqdm(
+            total=steps * tokens_per_step,
+            initial=first * tokens_per_step,
+            desc=name,
+            unit="tok",
+            unit_scale=True,
+            mininterval=5,
+            disable=rank() > 0,
+        ) as bar,
+    ):
         for step in range(first, steps):
             began = time.monotonic()
             factor = rate(step, steps, recipe["warmup_ratio"], recipe["min_lr_ratio"])
@@ -106,14 +120,18 @@ def train(
                 optimiser.found_inf = bad  # the optimiser's kernels then leave everything as it is
             if not (shards and bad):
                 optimiser.step()
-            # All that the GPU has to do is queued: the next batch is made meanwhile, and numbers are read together, since a reading waits.
+            # All that the GPU has to do is queued: the next batch is made meanwhile, and numbers are read
+            # together, since a reading waits.
             reading = Reading(numbers)
             given = list(batches(step + 1)) if step + 1 < steps else []
             *values, norm = reading()
             terms = summed(dict(zip(names, values, strict=True)))
             total = sum(terms.values())
             if not (math.isfinite(total) and math.isfinite(norm)):
-                raise FloatingPointError(f"{name}: loss {total}, gradient norm {norm} at step {step} of {steps}, learning rate factor {factor:.3g}")
+                raise FloatingPointError(
+                    f"{name}: loss {total}, gradient norm {norm} at step {step} of {steps}, learning rate"
+                    f" factor {factor:.3g}"
+                )
             recent.append(total)
             _require_learning(recent, chance, name, step)
             seconds = time.monotonic() - began
@@ -129,7 +147,9 @@ def train(
                 saved = time.monotonic()
 
 
-def _optimiser(groups: Sequence[tuple[list[nn.Parameter], float]], recipe: dict[str, Any]) -> torch.optim.AdamW:
+def _optimiser(
+    groups: Sequence[tuple[list[nn.Parameter], float]], recipe: dict[str, Any]
+) -> torch.optim.AdamW:
     return torch.optim.AdamW(
         [{"params": ps, "lr": lr, "peak": lr} for ps, lr in groups],
         betas=tuple(recipe["betas"]),
@@ -138,8 +158,11 @@ def _optimiser(groups: Sequence[tuple[list[nn.Parameter], float]], recipe: dict[
     )
 
 
-def _gradients(loss: Callable[..., Iterable[tuple[str, Tensor]]], scale: float, names: list[str]) -> Callable[..., Tensor]:
-    """A function of a micro-batch that adds its gradients to the parameters' and returns its terms; it writes their names into `names`."""
+def _gradients(
+    loss: Callable[..., Iterable[tuple[str, Tensor]]], scale: float, names: list[str]
+) -> Callable[..., Tensor]:
+    """A function of a micro-batch that adds its gradients to the parameters' and returns its terms; it writes
+    their names into `names`."""
 
     def gradients(*batch) -> Tensor:
         terms: dict[str, Tensor] = {}
@@ -153,7 +176,8 @@ def _gradients(loss: Callable[..., Iterable[tuple[str, Tensor]]], scale: float, 
 
 
 def _require_learning(losses: list[float], chance: float | None, name: str, step: int) -> None:
-    """Raises CollapseError where the mean of the last losses is at chance although the first was clearly below it."""
+    """Raises CollapseError where the mean of the last losses is at chance although the first was clearly
+    below it."""
     if chance is None or losses[0] >= BELOW * chance or len(losses) <= WINDOW:
         return
     if (mean := sum(losses[-WINDOW:]) / WINDOW) >= chance:

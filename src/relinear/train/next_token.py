@@ -16,38 +16,62 @@ from relinear.machine.hardware import moved
 from relinear_kernels.linear_cross_entropy import linear_cross_entropy
 from relinear_kernels.token_cross_entropy import token_cross_entropy
 
-AFTER = ("final_logit_softcapping", "logit_scale", "logits_scaling")  # entries of configurations whose models change their logits
+# entries of configurations whose models change their logits
+AFTER = ("final_logit_softcapping", "logit_scale", "logits_scaling")
 
 
 def batches_of(
-    text: Packed, sequences: int, device: str, *, steps: int, batch_size: int, accumulate: int, seed: int, name: str
+    text: Packed,
+    sequences: int,
+    device: str,
+    *,
+    steps: int,
+    batch_size: int,
+    accumulate: int,
+    seed: int,
+    name: str,
 ) -> Callable[[int], Iterator[tuple[Tensor, Tensor, Tensor]]]:
-    """A step's micro-batches of the first `sequences` of a text: tokens and labels ``[B, T]``, and how many labels the whole step has.
+    """A step's micro-batches of the first `sequences` of a text: tokens and labels ``[B, T]``, and how many
+    labels the whole step has.
 
-    Those of all processes count. Raises UserError where one of the `steps` has no label; `name` is the training's.
+    Those of all processes count. Raises UserError where one of the `steps` has no label; `name` is the
+    training's.
     """
     if not text.labelled[:sequences].all():
         for step in range(steps):
             whole = batch_indices(step, n=sequences, batch_size=batch_size * accumulate, seed=seed)
             if not text.labelled[whole].any():
                 raise UserError(
-                    f"{name}: step {step} of {steps} would have no label to learn: its sequences (the first is number {whole[0]} of "
-                    f"{text.folder}) are prompts and separators alone; {np.count_nonzero(text.labelled == 0)} of {len(text)} sequences are. "
-                    f"Possible: more sequences a step (batch_size x accumulate is {batch_size * accumulate}), a longer seq_len "
-                    f"(it is {text.seq_len}), or data with shorter prompts"
+                    f"{name}: step {step} of {steps} would have no label to learn: its sequences (the first"
+                    f" is number {whole[0]} of {text.folder}) are prompts and separators alone;"
+                    f" {np.count_nonzero(text.labelled == 0)} of {len(text)} sequences are. Possible: more"
+                    f" sequences a step (batch_size x accumulate is {batch_size * accumulate}), a longer"
+                    f" seq_len (it is {text.seq_len}), or data with shorter prompts"
                 )
 
     def batches(step: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        for chosen, whole in micro_batches(step, n=sequences, batch_size=batch_size, accumulate=accumulate, seed=seed, rank=rank(), size=size()):
-            tokens, labels = (moved(torch.stack(x), device) for x in zip(*(text.sequence(i) for i in chosen), strict=True))
-            # The step's labels, not the micro-batch's: a token weighs the same in whichever micro-batch and process it is.
+        for chosen, whole in micro_batches(
+            step,
+            n=sequences,
+            batch_size=batch_size,
+            accumulate=accumulate,
+            seed=seed,
+            rank=rank(),
+            size=size(),
+        ):
+            tokens, labels = (
+                moved(torch.stack(x), device) for x in zip(*(text.sequence(i) for i in chosen), strict=True)
+            )
+            # The step's labels, not the micro-batch's: a token weighs the same in whichever micro-batch and
+            # process it is.
             yield tokens, labels, moved(torch.tensor(float(text.labelled[whole].sum())), device)
 
     return batches
 
 
 def summed_loss(model: nn.Module, tokens: Tensor, labels: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """The summed loss of all labelled tokens but each sequence's first, computed in `dtype` by autocast where one is given."""
+    """The summed loss of all labelled tokens but each sequence's first, computed in `dtype` by autocast where
+    one is given."""
     # Labels are shifted instead of logits, whose copy would be the largest tensor of the step.
     following = F.pad(labels[:, 1:], (0, 1), value=IGNORED)
     mixed = dtype not in (None, torch.float32)
@@ -65,7 +89,8 @@ def summed_loss(model: nn.Module, tokens: Tensor, labels: Tensor, dtype: torch.d
 
 
 def plain_head(model: nn.Module) -> nn.Linear | None:
-    """The layer whose outputs are a model's logits; None where an adapter or a shard is put around it, or something follows it."""
+    """The layer whose outputs are a model's logits; None where an adapter or a shard is put around it, or
+    something follows it."""
     head, config = model.get_output_embeddings(), model.config
     if type(head) is not nn.Linear or head.bias is not None or isinstance(head.weight, DTensor):
         return None
@@ -83,7 +108,8 @@ def _passed_by(head: nn.Linear) -> Iterator[None]:
 
 
 def collected(model: nn.Module, leads: bool) -> dict[str, Tensor]:
-    """All parameters in main memory, for the process that writes them. Only one at a time is whole on a GPU."""
+    """All parameters in main memory, for the process that writes them. Only one at a time is whole on a
+    GPU."""
     weights = {}
     for name, p in model.named_parameters():
         value = whole(p.detach())  # a call of all processes

@@ -1,8 +1,10 @@
-"""Training from scratch: every weight of a model, what its method added included, on the loss of the next token.
+"""Training from scratch: every weight of a model, what its method added included, on the loss of the next
+token.
 
-With `patience` the loss on sequences kept aside is taken after each epoch; the weights of its lowest value are the result, and so many
-epochs without a lower one end the training. Everything is computed in float32, unless the recipe says `autocast`, which rounds what feature
-maps and their sums need to tell many keys apart, as in associative recall.
+With `patience` the loss on sequences kept aside is taken after each epoch; the weights of its lowest value
+are the result, and so many epochs without a lower one end the training. Everything is computed in float32,
+unless the recipe says `autocast`, which rounds what feature maps and their sums need to tell many keys apart,
+as in associative recall.
 """
 
 import json
@@ -31,7 +33,9 @@ from relinear.train.next_token import batches_of, collected, summed_loss
 
 BEST = "best.safetensors"  # in the job's work folder: the weights of the lowest validation loss so far
 WEIGHTS = "model.safetensors"
-APART = 1_000_003  # added to the seed of new weights: a model from scratch was drawn by the seed itself, and the same weights would come again
+# added to the seed of new weights: a model from scratch was drawn by the seed itself, and the same weights
+# would come again
+APART = 1_000_003
 
 
 class Converged(Exception):  # noqa: N818, an end and no error
@@ -41,7 +45,8 @@ class Converged(Exception):  # noqa: N818, an end and no error
 def work(job: Job) -> dict[str, Any]:
     """Write `model.safetensors`: all weights.
 
-    Raises UserError where the text has tokens that the model has not, or no more sequences than are kept aside.
+    Raises UserError where the text has tokens that the model has not, or no more sequences than are kept
+    aside.
     """
     device, dtype = place(job)
     if not job.settings["recipe"]["autocast"]:
@@ -60,38 +65,50 @@ def work(job: Job) -> dict[str, Any]:
 
 
 def redraw(model: PreTrainedModel, folder: Path, seed: int) -> None:
-    """Draw every weight anew, in place, as a model of this `folder`'s config begins; what a method added keeps its own beginning."""
+    """Draw every weight anew, in place, as a model of this `folder`'s config begins; what a method added
+    keeps its own beginning."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed + APART)
         begun = auto_class(folder).from_config(config_of(folder), dtype=model.dtype).state_dict()
     missing, unexpected = model.load_state_dict(begun, strict=False)
     if unexpected or any(".method." not in name for name in missing):
-        raise RuntimeError(f"a model of {folder} begins with other weights than this one has: {[*missing, *unexpected][:3]}")
+        raise RuntimeError(
+            f"a model of {folder} begins with other weights than this one has: {[*missing, *unexpected][:3]}"
+        )
 
 
 def last_alone(labels: np.ndarray, length: int) -> np.ndarray:
-    """Labels ``[n * length]`` of sequences of `length` tokens, of which the last of each is learned and no other."""
+    """Labels ``[n * length]`` of sequences of `length` tokens, of which the last of each is learned and no
+    other."""
     alone = np.full_like(labels, IGNORED)
     alone[length - 1 :: length] = labels[length - 1 :: length]
     return alone
 
 
 def fit(job: Job, model: PreTrainedModel, device: str, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
-    """Train a model in place, on the device that it is moved to, in `dtype` by autocast. Returns the stage's metrics."""
+    """Train a model in place, on the device that it is moved to, in `dtype` by autocast. Returns the stage's
+    metrics."""
     recipe, budget = job.settings["recipe"], job.settings["budget"]
     text = Packed(job.parents["text"], "train", budget["seq_len"])
     if recipe["learn"] == "last":
         text.labels = last_alone(text.labels, text.seq_len)
     sequences = len(text) - budget["validation"]
     if sequences < 1:
-        raise UserError(f"{job.name}: {budget['validation']} sequences are to be kept aside for validation; the text holds {len(text)}")
+        raise UserError(
+            f"{job.name}: {budget['validation']} sequences are to be kept aside for validation; the text"
+            f" holds {len(text)}"
+        )
     if sequences < len(text) and not text.labelled[sequences:].any():
         raise UserError(
-            f"{job.name}: the {budget['validation']} sequences of {text.folder} that are kept aside for validation have no label; possible: more "
-            "of them (the scale's `validation`), or data with shorter prompts"
+            f"{job.name}: the {budget['validation']} sequences of {text.folder} that are kept aside for"
+            " validation have no label; possible: more of them (the scale's `validation`), or data with"
+            " shorter prompts"
         )
     if (largest := int(text.tokens.max())) >= model.config.vocab_size:
-        raise UserError(f"{job.name}: the text has the token {largest}; the model knows 0 to {model.config.vocab_size - 1}")
+        raise UserError(
+            f"{job.name}: the text has the token {largest}; the model knows 0 to"
+            f" {model.config.vocab_size - 1}"
+        )
     if device == "cuda":
         fuse_norms(model)
     job.hardware["engine"] = spread(model, None, device, job.engine)
@@ -107,27 +124,51 @@ def fit(job: Job, model: PreTrainedModel, device: str, dtype: torch.dtype = torc
         yield "lm", summed_loss(model, tokens, labels, dtype) / labelled
 
     tokens_per_step = batch * accumulate * text.seq_len
-    batches = batches_of(text, sequences, device, steps=steps, batch_size=batch, accumulate=accumulate, seed=job.seed, name=job.name)
+    batches = batches_of(
+        text,
+        sequences,
+        device,
+        steps=steps,
+        batch_size=batch,
+        accumulate=accumulate,
+        seed=job.seed,
+        name=job.name,
+    )
     try:
         train(
-            loss, [(parameters, recipe["lr"])],
-            batches=batches, steps=steps, tokens_per_step=tokens_per_step, recipe=recipe, checkpoint=job.work / "checkpoints",
-            beside=(job.history, job.work / BEST), checkpoint_seconds=job.checkpoint_seconds, log=validation.log, resumed=validation.resume,
-            memory=lambda: memory_bytes(device), name=job.name, chance=chance_loss(job.parents["text"], model.config.vocab_size), recorded=recorded,
+            loss,
+            [(parameters, recipe["lr"])],
+            batches=batches,
+            steps=steps,
+            tokens_per_step=tokens_per_step,
+            recipe=recipe,
+            checkpoint=job.work / "checkpoints",
+            beside=(job.history, job.work / BEST),
+            checkpoint_seconds=job.checkpoint_seconds,
+            log=validation.log,
+            resumed=validation.resume,
+            memory=lambda: memory_bytes(device),
+            name=job.name,
+            chance=chance_loss(job.parents["text"], model.config.vocab_size),
+            recorded=recorded,
             eager=eager,
-        )  # fmt: skip
+        )
     except Converged:
         if device == "cuda":
             torch.cuda.synchronize()  # the loop's own stream, which it left without waiting
     job.tokens = validation.steps * tokens_per_step
     return {
-        **job.losses(), **validation.metrics(), "steps": validation.steps, "tokens": job.tokens,
+        **job.losses(),
+        **validation.metrics(),
+        "steps": validation.steps,
+        "tokens": job.tokens,
         "trainable_params": sum(p.numel() for p in parameters),
-    }  # fmt: skip
+    }
 
 
 class Validation:
-    """The log of a training, with the loss on the sequences kept aside (from `first` on) at the end of each epoch over the others."""
+    """The log of a training, with the loss on the sequences kept aside (from `first` on) at the end of each
+    epoch over the others."""
 
     def __init__(self, job: Job, model: nn.Module, text: Packed, first: int, dtype: torch.dtype):
         budget = job.settings["budget"]
@@ -140,8 +181,12 @@ class Validation:
     def resume(self, step: int) -> None:
         """Take over the validation losses before this step, at which a checkpoint goes on."""
         self.job.resume(step)
-        lines = self.job.history.read_text().splitlines() if self.job.leads and self.job.history.is_file() else []
-        self.losses = agreed([line["validation_loss"] for line in map(json.loads, lines) if "validation_loss" in line])
+        lines = (
+            self.job.history.read_text().splitlines() if self.job.leads and self.job.history.is_file() else []
+        )
+        self.losses = agreed(
+            [line["validation_loss"] for line in map(json.loads, lines) if "validation_loss" in line]
+        )
         self.steps = step
 
     def log(self, metrics: Mapping[str, Any], step: int) -> None:
@@ -162,13 +207,17 @@ class Validation:
 
     @torch.no_grad()
     def loss(self) -> float:
-        """The mean loss of a labelled token of the sequences kept aside; each process takes its share of them."""
+        """The mean loss of a labelled token of the sequences kept aside; each process takes its share of
+        them."""
         device = next(self.model.parameters()).device
         self.model.eval()
         total, labelled = 0.0, 0.0
         own = list(share(range(self.first, len(self.text))))
         for at in range(0, len(own), self.batch):
-            tokens, labels = (torch.stack(x).to(device) for x in zip(*(self.text.sequence(i) for i in own[at : at + self.batch]), strict=True))
+            tokens, labels = (
+                torch.stack(x).to(device)
+                for x in zip(*(self.text.sequence(i) for i in own[at : at + self.batch]), strict=True)
+            )
             total += summed_loss(self.model, tokens, labels, self.dtype).item()
             labelled += float((labels[:, 1:] != IGNORED).sum())
         self.model.train()
@@ -177,4 +226,8 @@ class Validation:
 
     def metrics(self) -> dict[str, float]:
         """The lowest validation loss and the epoch that had it, from 1; nothing where none was taken."""
-        return {"validation_loss": min(self.losses), "epoch": self.losses.index(min(self.losses)) + 1} if self.losses else {}
+        return (
+            {"validation_loss": min(self.losses), "epoch": self.losses.index(min(self.losses)) + 1}
+            if self.losses
+            else {}
+        )

@@ -1,4 +1,5 @@
-"""Hedgehog Figure 4: accuracy on associative recall against the entropy of attention weights; a row is a point at its first two columns."""
+"""Hedgehog Figure 4: accuracy on associative recall against the entropy of attention weights; a row is a
+point at its first two columns."""
 
 import itertools
 
@@ -12,7 +13,8 @@ from relinear.draw.pictures import page
 from relinear.draw.render import NOT_RUN
 from relinear.draw.style import look_of
 
-AWAY = (9, 22, 36)  # distances in points at which a label may stand from its point; the first free place is taken
+# distances in points at which a label may stand from its point; the first free place is taken
+AWAY = (9, 22, 36)
 AROUND = ((1, 0), (0, 1), (0, -1), (-1, 0), (0.7, 0.7), (0.7, -0.7), (-0.7, 0.7), (-0.7, -0.7))
 
 
@@ -30,7 +32,17 @@ def figure(spec, rows, about) -> Figure:
             continue
         errors = [cell.stderr if isinstance(cell.stderr, float) else None for cell in (x, y)]
         look = look_of(row.line.run or row.line.name, i)
-        axis.errorbar(x.value, y.value, errors[1], errors[0], fmt=look.marker, markersize=6, capsize=2, elinewidth=0.8, color=look.color)
+        axis.errorbar(
+            x.value,
+            y.value,
+            errors[1],
+            errors[0],
+            fmt=look.marker,
+            markersize=6,
+            capsize=2,
+            elinewidth=0.8,
+            color=look.color,
+        )
         points.append((text, x.value, y.value))
     for column, ruler in ((first, axis.set_xlabel), (second, axis.set_ylabel)):
         ruler(column.heading + (", %" if column.unit == "percent" else ""))
@@ -44,7 +56,8 @@ def figure(spec, rows, about) -> Figure:
 
 
 def _label(figure: Figure, axis: Axes, points: list[tuple[str, float, float]]) -> None:
-    """Write each point's name beside it, over no other point and no other name, and a thin line to those that stand further away."""
+    """Write each point's name beside it, over no other point and no other name, and a thin line to those that
+    stand further away."""
     figure.draw_without_rendering()  # points have no place before this
     renderer, size = FigureCanvasAgg(figure).get_renderer(), figure.dpi / 72
     centres = axis.transData.transform([(x, y) for _, x, y in points]) if points else []
@@ -55,10 +68,16 @@ def _label(figure: Figure, axis: Axes, points: list[tuple[str, float, float]]) -
             across, up = (("left", "center", "right")[1 - (d > 0) + (d < 0)] for d in (dx, dy))
             place = {"ha": across, "va": {"left": "bottom", "center": "center", "right": "top"}[up]}
             arrow = {"arrowstyle": "-", "color": "0.6", "linewidth": 0.6} if away > AWAY[0] else None
-            label = axis.annotate(text, (x, y), (away * dx, away * dy), textcoords="offset points", arrowprops=arrow, **place)
+            label = axis.annotate(
+                text, (x, y), (away * dx, away * dy), textcoords="offset points", arrowprops=arrow, **place
+            )
             label.update_positions(renderer)
             box = Text.get_window_extent(label, renderer)  # an Annotation's own has the line in it
-            if not any(box.overlaps(other) for other in others) and axis.bbox.padded(4 * size).containsx(box.x1) and axis.bbox.containsx(box.x0):
+            if (
+                not any(box.overlaps(other) for other in others)
+                and axis.bbox.padded(4 * size).containsx(box.x1)
+                and axis.bbox.containsx(box.x0)
+            ):
                 break
             if (away, (dx, dy)) != (AWAY[-1], AROUND[-1]):
                 label.remove()

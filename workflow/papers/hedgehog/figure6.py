@@ -25,14 +25,26 @@ def figure(spec, measured, about) -> Figure:
     shown = page(3.0, [TITLE], ["* measured at another commit" * any(earlier(row, rows) for row in rows)])
     axes = shown.subplots(1, 2)
     for (op, provider), (label, look) in LINES.items():
-        own = sorted((r for r in rows if r["op"] == op and provider in (None, r["provider"])), key=lambda r: int(r["T"]))
+        own = sorted(
+            (r for r in rows if r["op"] == op and provider in (None, r["provider"])),
+            key=lambda r: int(r["T"]),
+        )
         label += "*" * any(earlier(r, rows) for r in own)
         for axis, column in zip(axes, ("ms", "gib"), strict=True):
-            axis.plot([int(r["T"]) for r in own], [float(r[column]) for r in own], marker=look.marker, markersize=4, label=label, color=look.color)
+            axis.plot(
+                [int(r["T"]) for r in own],
+                [float(r[column]) for r in own],
+                marker=look.marker,
+                markersize=4,
+                label=label,
+                color=look.color,
+            )
     for axis, ylabel in zip(axes, ("time, ms", "peak memory above the inputs, GiB"), strict=True):
         axis.set(yscale="log", xlabel="sequence length, tokens", ylabel=ylabel)
         axis.set_xscale("log", base=2)
-        axis.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x / 1024:g}k" if x >= 1024 else f"{x:g}"))
+        axis.xaxis.set_major_formatter(
+            FuncFormatter(lambda x, _: f"{x / 1024:g}k" if x >= 1024 else f"{x:g}")
+        )
         axis.yaxis.set_major_formatter("{x:g}")
         axis.grid(alpha=0.3)
         axis.spines[["top", "right"]].set_visible(False)
@@ -42,5 +54,9 @@ def figure(spec, measured, about) -> Figure:
 
 def look(spec, about):
     """Times and memory of these lines, by the methods' names."""
-    names = {"hedgehog": ("linear_attention", "relinear"), "softmax": ("softmax attention", "SDPA causal"), "taylor": ("taylor map", "torch chunked")}
+    names = {
+        "hedgehog": ("linear_attention", "relinear"),
+        "softmax": ("softmax attention", "SDPA causal"),
+        "taylor": ("taylor map", "torch chunked"),
+    }
     return look_at(about.files.get(spec.inputs[0], Path(spec.inputs[0])), SHAPE, names)

@@ -15,9 +15,12 @@ WIDTH = 100  # characters of a line
 SIZE, LEADING, MARGIN = 9, 13, 14  # points
 CHARACTER = 0.602 * SIZE  # DejaVu Sans Mono, which matplotlib brings
 STYLES = {
-    "plain": {}, "left out": {"color": "0.45"}, "heading": {"weight": "bold"}, "key": {"bbox": {"facecolor": "0.85", "pad": 0.6, "linewidth": 0}},
+    "plain": {},
+    "left out": {"color": "0.45"},
+    "heading": {"weight": "bold"},
+    "key": {"bbox": {"facecolor": "0.85", "pad": 0.6, "linewidth": 0}},
     "asked": {"weight": "bold", "bbox": {"facecolor": "#ffd27f", "pad": 0.6, "linewidth": 0}},
-}  # fmt: skip
+}
 
 Piece = tuple[str, str]  # text and the name of its style
 
@@ -32,14 +35,23 @@ def draw(spec, measured, about, out: Path) -> list[Path]:
     if examples:
         example = next(iter(examples.values()))
         if any(other["prompt"] != example["prompt"] for other in examples.values()):
-            raise ValueError(f"{spec.label}: the prompts of {' and '.join(examples)} are not the same; measure them with one tokenizer and seed")
+            raise ValueError(
+                f"{spec.label}: the prompts of {' and '.join(examples)} are not the same; measure them with"
+                " one tokenizer and seed"
+            )
         right = f"{example['keys'][example['asked']]}."
-        pieces += [*prompt(example, spec.options["context"]), ("\n\n", "plain"), ("right: ", "heading"), (right, "asked")]
+        pieces += [
+            *prompt(example, spec.options["context"]),
+            ("\n\n", "plain"),
+            ("right: ", "heading"),
+            (right, "asked"),
+        ]
     for run, m in found.items():
         pieces += [("\n", "plain"), (f"{run}: ", "heading"), (said(examples.get(run), m), "plain")]
     figure = page(pieces)
     made = [out / f"figure3.{suffix}" for suffix in spec.makes]
-    with matplotlib.rc_context({"text.hinting": "none"}):  # otherwise characters are whole pixels wide, and pieces drift apart
+    # otherwise characters are whole pixels wide, and pieces drift apart
+    with matplotlib.rc_context({"text.hinting": "none"}):
         for path in made:
             write_figure(path, figure)
     return made
@@ -50,11 +62,16 @@ def said(example: dict | None, found) -> str:
     if example is None:
         return NOT_RUN
     score = found.find("exact_match")
-    return f"{NOT_DEFINED}: {score.why}" if score.value is None else f"{example['answer'].strip()!r}, {'right' if score.value else 'wrong'}"
+    return (
+        f"{NOT_DEFINED}: {score.why}"
+        if score.value is None
+        else f"{example['answer'].strip()!r}, {'right' if score.value else 'wrong'}"
+    )
 
 
 def prompt(example: dict, context: int) -> Iterator[Piece]:
-    """The prompt with its keys marked; of what is further than `context` characters from a key, the beginning or the end, how much there is."""
+    """The prompt with its keys marked; of what is further than `context` characters from a key, the beginning
+    or the end, how much there is."""
     text, keys = example["prompt"], example["keys"]
     places = [next(re.finditer(rf"(?<!\d){key}(?!\d)", text)).span() for key in keys]
     bounds = [(0, 0), *places, (len(text), len(text))]
@@ -63,7 +80,11 @@ def prompt(example: dict, context: int) -> Iterator[Piece]:
         between = text[end:begin]
         if len(between) > 2 * context + 40:
             first, last = between[:context].rpartition(" ")[0], between[-context:].partition(" ")[2]
-            yield from ((first, "plain"), (f" [... {len(between) - len(first) - len(last):,} characters ...] ", "left out"), (last, "plain"))
+            yield from (
+                (first, "plain"),
+                (f" [... {len(between) - len(first) - len(last):,} characters ...] ", "left out"),
+                (last, "plain"),
+            )
         else:
             yield between, "plain"
         yield text[begin:stop], style
@@ -83,7 +104,16 @@ def page(pieces: list[Piece]) -> Figure:
             places = list(run)
             x, y = MARGIN + (places[0] - begin) * CHARACTER, MARGIN + (row + 0.8) * LEADING
             piece = text[places[0] : places[-1] + 1]
-            axis.text(x, y, piece, family="DejaVu Sans Mono", fontsize=SIZE, va="baseline", parse_math=False, **STYLES[style])
+            axis.text(
+                x,
+                y,
+                piece,
+                family="DejaVu Sans Mono",
+                fontsize=SIZE,
+                va="baseline",
+                parse_math=False,
+                **STYLES[style],
+            )
     return figure
 
 

@@ -9,10 +9,16 @@ from relinear.draw.kernels import earlier, look_at, read
 from relinear.draw.pictures import page
 from relinear.draw.style import look_of
 
-NAMES = {"gate a channel": ("gated_linear_attention", "relinear"), "GLA": ("gated_linear_attention", "fla chunk_gla (unnormalised)")}
+NAMES = {
+    "gate a channel": ("gated_linear_attention", "relinear"),
+    "GLA": ("gated_linear_attention", "fla chunk_gla (unnormalised)"),
+}
 SHAPE = {"B": "16", "T": "2048", "H": "32", "D": "128"}
 TITLE = "Lizard Figure 6: time of the attention kernels, B=16 T=2048 H=32 D=128, bfloat16, one H200"
-PAPER = "The paper, on an A100: GLA 4.30 ms, Lizard 3.25 ms. Green: ours. Peers of linear attention are given their features."
+PAPER = (
+    "The paper, on an A100: GLA 4.30 ms, Lizard 3.25 ms. Green: ours. Peers of linear attention are given"
+    " their features."
+)
 
 
 def figure(spec, measured, about) -> Figure:
@@ -23,21 +29,34 @@ def figure(spec, measured, about) -> Figure:
     for row in sorted(rows, key=lambda row: (row["provider"] != "relinear", float(row["ms"]))):
         groups.setdefault(row["op"], []).append(row)
     lines = [line for op, own in groups.items() for line in (op, *own)]
-    shown = page(0.2 * len(lines) + 0.5, [TITLE], [PAPER, "* measured at another commit" * any(earlier(row, rows) for row in rows)])
+    shown = page(
+        0.2 * len(lines) + 0.5,
+        [TITLE],
+        [PAPER, "* measured at another commit" * any(earlier(row, rows) for row in rows)],
+    )
     axis = shown.subplots()
     for y, line in enumerate(lines):  # points: a bar would need a zero, which a logarithmic axis lacks
         if isinstance(line, str):
             axis.axhspan(y - 0.5, y + 0.5, color="0.93", zorder=0)
             continue
         ours, ms = line["provider"] == "relinear", float(line["ms"])
-        axis.plot(ms, y, look_of("lizard").marker if ours else "o", color=look_of("lizard").color if ours else "0.6")
+        axis.plot(
+            ms, y, look_of("lizard").marker if ours else "o", color=look_of("lizard").color if ours else "0.6"
+        )
         axis.annotate(f"{ms:.2f}", (ms, y), (7, 0), textcoords="offset points", va="center")
-    names = [line if isinstance(line, str) else f"{line['provider']}{'*' * earlier(line, rows)}" for line in lines]
+    names = [
+        line if isinstance(line, str) else f"{line['provider']}{'*' * earlier(line, rows)}" for line in lines
+    ]
     axis.set_yticks(range(len(lines)), labels=names)
     for name, line in zip(axis.get_yticklabels(), lines, strict=True):
         name.set_weight("bold" if isinstance(line, str) else "normal")
     times = [float(row["ms"]) for row in rows]
-    axis.set(xscale="log", xlim=(0.9 * min(times), 1.4 * max(times)), ylim=(len(lines) - 0.5, -0.5), xlabel="forward, ms (log scale)")
+    axis.set(
+        xscale="log",
+        xlim=(0.9 * min(times), 1.4 * max(times)),
+        ylim=(len(lines) - 0.5, -0.5),
+        xlabel="forward, ms (log scale)",
+    )
     axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axis.xaxis.set_major_formatter("{x:g}")
     axis.minorticks_off()

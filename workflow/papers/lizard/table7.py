@@ -1,4 +1,5 @@
-"""Lizard Table 7: each hyperparameter of the paper beside that of the run's records, and whether they are the same."""
+"""Lizard Table 7: each hyperparameter of the paper beside that of the run's records, and whether they are the
+same."""
 
 import json
 from pathlib import Path
@@ -15,14 +16,23 @@ def draw(spec, measured, about, out: Path) -> list[Path]:
     """Write table7.csv and table7.md."""
     found = measured[spec.reads()[0]]
     steps = {step: _record(found.folder.parent / step) for step in ("distill", "finetune")} if found else {}
-    ours = _ours(steps["distill"], steps["finetune"]) if all(steps.values()) and steps else dict.fromkeys(spec.options, NOT_RUN)
+    ours = (
+        _ours(steps["distill"], steps["finetune"])
+        if all(steps.values()) and steps
+        else dict.fromkeys(spec.options, NOT_RUN)
+    )
     rows = [
-        {"setting": name, "paper": _text(paper), "ours": _text(ours[name]), "same": _same(paper, ours[name])} for name, paper in spec.options.items()
+        {"setting": name, "paper": _text(paper), "ours": _text(ours[name]), "same": _same(paper, ours[name])}
+        for name, paper in spec.options.items()
     ]
     files = [out / f"table7.{suffix}" for suffix in spec.makes]
     columns = ("setting", "paper", "ours", "same")
     write_csv(files[0], columns, rows)
-    shown = markdown(["Setting", "Paper", f"Ours, `{about.scale}`", "Same"], ([row[c] for c in columns] for row in rows), align="left")
+    shown = markdown(
+        ["Setting", "Paper", f"Ours, `{about.scale}`", "Same"],
+        ([row[c] for c in columns] for row in rows),
+        align="left",
+    )
     notes = [f"- {note.where}: {note.text}." for note in spec.misprints]
     write_text(files[1], "\n".join(["**Lizard Table 7, hyperparameters.**", "", shown, "", *notes]) + "\n")
     return files
@@ -74,5 +84,10 @@ def _same(paper, ours) -> str:
         return ""
     if isinstance(paper, list | tuple):
         return "yes" if list(paper) == list(ours) else "no"
-    near = isinstance(paper, int) and isinstance(ours, int) and paper >= 10_000 and abs(ours / paper - 1) <= ROUNDED
+    near = (
+        isinstance(paper, int)
+        and isinstance(ours, int)
+        and paper >= 10_000
+        and abs(ours / paper - 1) <= ROUNDED
+    )
     return "yes" if near or paper == ours else "no"

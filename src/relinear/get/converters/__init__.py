@@ -1,4 +1,5 @@
-"""Converters of a package's files to plain text, one file each: `convert(data) -> (text, bytes of text that it has)`. The folder is the registry.
+"""Converters of a package's files to plain text, one file each: `convert(data) -> (text, bytes of text that
+it has)`. The folder is the registry.
 
 An entry of data.yaml with `make: corpus` names the converter of each source.
 """
@@ -8,7 +9,8 @@ import re
 from pathlib import Path
 from types import ModuleType
 
-LICENCE = re.compile(r"copyright|licen[cs]e|copying", re.IGNORECASE)  # names of files that say a licence and are no documents
+# names of files that say a licence and are no documents
+LICENCE = re.compile(r"copyright|licen[cs]e|copying", re.IGNORECASE)
 
 
 def available() -> list[str]:

@@ -1,11 +1,14 @@
-"""Manuals of GNU Texinfo in the form of `info`: their nodes one after the other, without the lines that lead from one to another."""
+"""Manuals of GNU Texinfo in the form of `info`: their nodes one after the other, without the lines that lead
+from one to another."""
 
 import re
 
 from relinear.get.converters import plain
 
 NODE = re.compile(r"^\x1f(?:\x0c)?\n(?:File: [^\n]*\n)?", re.MULTILINE)
-TABLES = re.compile(r"^\x1f\n(?:Tag Table:|End Tag Table|Indirect:|Local Variables:).*?(?=^\x1f|\Z)", re.MULTILINE | re.DOTALL)
+TABLES = re.compile(
+    r"^\x1f\n(?:Tag Table:|End Tag Table|Indirect:|Local Variables:).*?(?=^\x1f|\Z)", re.MULTILINE | re.DOTALL
+)
 
 
 def convert(data: bytes) -> tuple[str, int]:

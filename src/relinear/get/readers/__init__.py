@@ -1,7 +1,8 @@
-"""Readers of texts, one file each, with a function `read(path) -> Iterator[Document]`. The folder is the registry.
+"""Readers of texts, one file each, with a function `read(path) -> Iterator[Document]`. The folder is the
+registry.
 
-A source of data.yaml is read by the file of its name (`linux-doc` by linux_doc.py), or by the one that `reader:` names, else by its files' endings.
-Imports neither torch nor transformers.
+A source of data.yaml is read by the file of its name (`linux-doc` by linux_doc.py), or by the one that
+`reader:` names, else by its files' endings. Imports neither torch nor transformers.
 """
 
 import importlib
@@ -11,7 +12,8 @@ from types import ModuleType
 
 from relinear.errors import UserError
 
-ENDINGS = {".jsonl": "rows", ".json": "rows", ".parquet": "rows", ".txt": "plain", ".md": "plain"}  # of files -> their reader
+# of files -> their reader
+ENDINGS = {".jsonl": "rows", ".json": "rows", ".parquet": "rows", ".txt": "plain", ".md": "plain"}
 ALIKE = {"alpaca-cleaned": "instructions", "written": "instructions"}  # sources that have one form
 
 
@@ -39,6 +41,7 @@ def chosen(source: str, files: Iterable[PurePath] = (), given: str | None = None
     if len(found) == 1:
         return found.pop()
     raise UserError(
-        f"no text source {source!r}: no file of get/readers has its name, and its files end in {', '.join(filter(None, endings)) or 'nothing'}; "
-        f"possible: files of one kind ({', '.join(ENDINGS)}), or `reader:` with one of {', '.join(available())}"
+        f"no text source {source!r}: no file of get/readers has its name, and its files end in"
+        f" {', '.join(filter(None, endings)) or 'nothing'}; possible: files of one kind"
+        f" ({', '.join(ENDINGS)}), or `reader:` with one of {', '.join(available())}"
     )

@@ -13,7 +13,8 @@ class Document(NamedTuple):
 
 
 def files(path: Path, *endings: str) -> Iterator[Path]:
-    """The file itself, or a folder's files of these endings, in the order of their names; hidden ones are left out."""
+    """The file itself, or a folder's files of these endings, in the order of their names; hidden ones are
+    left out."""
     if path.is_file():
         yield path
         return

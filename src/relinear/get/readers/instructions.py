@@ -34,5 +34,7 @@ def read(path: Path) -> Iterator[Document]:
         records = map(json.loads, content.splitlines()) if file.suffix == ".jsonl" else json.loads(content)
         for number, record in enumerate(records):
             if not {"instruction", "input", "output"} <= record.keys():
-                raise UserError(f"{file}, record {number}: got {', '.join(record)}; expected instruction, input, output")
+                raise UserError(
+                    f"{file}, record {number}: got {', '.join(record)}; expected instruction, input, output"
+                )
             yield of(record)

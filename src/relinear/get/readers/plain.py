@@ -7,7 +7,9 @@ from pathlib import Path
 from relinear.errors import UserError
 from relinear.get.readers._document import Document, files
 
-LENGTH = 2000  # characters that a document has at least, but for a file's last: one file is not one document, so that some of it is held out
+# characters that a document has at least, but for a file's last: one file is not one document, so that some
+# of it is held out
+LENGTH = 2000
 
 
 def read(path: Path) -> Iterator[Document]:

@@ -1,4 +1,5 @@
-"""Rows with a column of text, or with an instruction and its output: JSON lines, a JSON list, parquet. Of a folder, its files of these kinds."""
+"""Rows with a column of text, or with an instruction and its output: JSON lines, a JSON list, parquet. Of a
+folder, its files of these kinds."""
 
 import json
 from collections.abc import Iterator
@@ -20,7 +21,10 @@ def read(path: Path, column: str | None = None) -> Iterator[Document]:
     for file in files(path, ".jsonl", ".json", ".parquet"):
         for number, row in enumerate(_rows(file)):
             if not isinstance(row, dict):
-                raise UserError(f'{file}, row {number}: got a {type(row).__name__}; expected names with values, such as {{"{TEXT}": ...}}')
+                raise UserError(
+                    f"{file}, row {number}: got a {type(row).__name__}; expected names with values, such as"
+                    f' {{"{TEXT}": ...}}'
+                )
             document = _document(row, column, f"{file}, row {number}")
             if document.text:
                 yield document
@@ -29,9 +33,20 @@ def read(path: Path, column: str | None = None) -> Iterator[Document]:
 def _document(row: dict[str, Any], column: str | None, where: str) -> Document:
     wanted = column or TEXT
     if wanted not in row and not (column is None and {"instruction", "output"} <= row.keys()):
-        possible = f"a column {wanted!r}" if column else f"a column {TEXT!r}, or `instruction` and `output`, perhaps with `input`"
-        raise UserError(f"{where}: got the columns {', '.join(map(str, row)) or 'none'}; expected {possible}. Another one is named by `column`")
-    used = {wanted: row[wanted]} if wanted in row else {name: row.get(name) for name in ("instruction", "input", "output")}
+        possible = (
+            f"a column {wanted!r}"
+            if column
+            else f"a column {TEXT!r}, or `instruction` and `output`, perhaps with `input`"
+        )
+        raise UserError(
+            f"{where}: got the columns {', '.join(map(str, row)) or 'none'}; expected {possible}. Another one"
+            " is named by `column`"
+        )
+    used = (
+        {wanted: row[wanted]}
+        if wanted in row
+        else {name: row.get(name) for name in ("instruction", "input", "output")}
+    )
     for name, value in used.items():
         if not isinstance(value, str | None):
             raise UserError(f"{where}: the column {name!r} must hold text; got a {type(value).__name__}")
@@ -50,7 +65,8 @@ def _rows(file: Path) -> Iterator[Any]:
             found = json.loads(file.read_text(encoding="utf-8"))
             if not isinstance(found, list):
                 raise UserError(
-                    f"{file} must hold a list of rows; got a {type(found).__name__}. Possible: one row a line, in a file that ends in .jsonl"
+                    f"{file} must hold a list of rows; got a {type(found).__name__}. Possible: one row a"
+                    " line, in a file that ends in .jsonl"
                 )
             yield from found
         else:

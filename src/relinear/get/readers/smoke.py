@@ -14,5 +14,6 @@ def read(_path: None) -> Iterator[Document]:
     """The stories; they lie in no file."""
     for name, animal, place in product(NAMES, ANIMALS, PLACES):
         yield Document(
-            f"{name} saw the {animal} by the {place}. The {animal} looked at {name} and left the {place}. {name} told a friend about the {animal}."
+            f"{name} saw the {animal} by the {place}. The {animal} looked at {name} and left the {place}."
+            f" {name} told a friend about the {animal}."
         )
