@@ -31,7 +31,9 @@ for artefact in plan.artefacts.values():
         shell:
             "{RELINEAR} draw {params.options} --finished 2>&1 | ({TEE} {log:q})"
 
-    workflow.get_rule(artefact.name).docstring = f"{artefact.spec.label}: {artefact.spec.says}."
+    workflow.get_rule(artefact.name).docstring = (
+        f"{artefact.spec.label}: {artefact.spec.says}."
+    )
 
 
 for paper in dict.fromkeys(artefact.paper for artefact in plan.artefacts.values()):
