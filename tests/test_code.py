@@ -490,6 +490,8 @@ IMPLEMENTATIONS = {
     "decode_step_reference": set(),
     "dispatch": TRAINED,
     "triton_common": TRAINED,
+    "token_cross_entropy_triton": {"token_cross_entropy", "linear_cross_entropy"},
+    "traced": {*FOUR, "attention_cross_entropy"},
     "aot": set(),
     "testing": set(),
     "__init__": set(),
@@ -512,6 +514,11 @@ DEFINITIONS = {
         {x for x in TRAININGS if x[1] == "lolcats"},
     ),
     "token_cross_entropy": ("IGNORED = -100", "IGNORED = -101", {x for x in TRAININGS if x[0] == "finetune"}),
+    "linear_cross_entropy": (
+        "weight.to(x.dtype)",
+        "2 * weight.to(x.dtype)",
+        {x for x in TRAININGS if x[0] == "finetune"},
+    ),
     "decode_step": ("old.copy_(new)", "old.copy_(2 * new)", set()),
 }
 

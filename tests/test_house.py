@@ -20,7 +20,7 @@ from relinear.stages._stage import Node
 
 PACKAGE = ROOT / "src" / "relinear"
 APART = ("benchmarks",)  # rooms that are moved as they are, and not yet cut into pieces
-OF_A_FUNCTION = 80
+OF_A_FUNCTION = 75
 
 # From the ground up: a module imports from floors below its own, and from its own room. The longest name that
 # fits is a module's room.
@@ -352,11 +352,11 @@ def functions(tree: ast.AST):
     "name", [name for name, path in MODULES.items() if path.relative_to(PACKAGE).parts[0] not in APART]
 )
 def test_the_functions_of_a_module_are_of_a_size_to_read_at_once(name):
-    """A cap on a module's lines is met by longer lines; a function is what one reads at once."""
-    long = [
-        f for f in functions(ast.parse(MODULES[name].read_text())) if f.end_lineno - f.lineno >= OF_A_FUNCTION
-    ]
-    assert not [f"{f.name}: {f.end_lineno - f.lineno + 1} lines" for f in long]
+    """A statement counts as one line, however long it is: the formatter wraps it."""
+    lines = {
+        f.name: len(ast.unparse(f).splitlines()) for f in functions(ast.parse(MODULES[name].read_text()))
+    }
+    assert not {function: count for function, count in lines.items() if count >= OF_A_FUNCTION}
 
 
 PICKLES = {
