@@ -25,7 +25,6 @@ REFERENCE = ROOT / "results/reference"
 WITHOUT_WEIGHTS = {
     ("hedgehog_recall_mini", "hedgehog_figure2"),
     ("maps_smollm2", "hedgehog_figure5"),
-    ("smollm2", "lizard_figure2"),
     *(("smollm2", f"lolcats_figure{n}") for n in (3, 4, 5, 6)),
 }
 DRAWN = sorted(
