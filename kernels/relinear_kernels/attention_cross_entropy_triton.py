@@ -2,9 +2,9 @@
 matrix in memory.
 
                  keys j: BC columns a step
-    queries i    [p a][p a][p a]               p_ij softmax's weight, a_ij = phi_q_i . phi_k_j, both formed in
-    registers (BT rows     [p a][p a][p a]  ->           four walks: the row sums; the loss; the gradient of
-    phi_q by rows; a program)   [p a][p a][p a]               that of phi_k by columns
+    queries i    [p a][p a][p a]         p_ij softmax's weight, a_ij = phi_q_i . phi_k_j, in registers
+    (BT rows     [p a][p a][p a]  ->     four walks: the row sums; the loss; the gradient of phi_q by rows;
+    a program)   [p a][p a][p a]         that of phi_k by columns
 
 With a_ij = phi_q_i . phi_k_j, den_i = sum_j a_ij and u_i the sum of p_ij over the weights that are not
 clamped,

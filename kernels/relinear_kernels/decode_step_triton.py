@@ -2,10 +2,10 @@
 one that makes features.
 
     launch 1   q, k [B, heads, D]  ->  phi(q), phi(k)          a program: one head's map, several sequences
-    launch 2   S [B, heads, F, V]  ->  S' = decay S + phi(k) v^T, o = phi(q) S' / phi(q) z'      a program:
-    one head's tile of V
-               ring of a window    ->  its free place takes the token's key, the oldest key's place is the
-               next free one
+    launch 2   S [B, heads, F, V]  ->  S' = decay S + phi(k) v^T,
+                                       o = phi(q) S' / phi(q) z'      a program: one head's tile of V
+               ring of a window    ->  its free place takes the token's key,
+                                       the oldest key's place is the next free one
 
 Features come first for all sequences at once, so that a head's map is read once for many of them, and a
 program of the second launch is small enough for several to a multiprocessor, whose loads hide each other:

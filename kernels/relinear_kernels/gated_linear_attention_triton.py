@@ -1,12 +1,12 @@
 """Gated linear attention in Triton: `linear_attention_triton`'s kernels with a gate a channel, and features
 that are made for them.
 
-    a step of the walk    |----- first half -----|----- second half -----|        G: the running sum of the
-    log gates of a channel
-                          G_0                    c                       G_BT     c: its value in the middle
-                          of the step
-    features of keys      phi(k_i) exp(c - G_i)                                   queries: phi(q_t) exp(G_t -
-    c) the state             S, faded from the middle of the step before to c
+    a step of the walk    |---- first half ----|---- second half ----|
+                          G_0                  c                  G_BT
+    G: the running sum of the log gates of a channel; c: its value in the middle of the step
+    features of keys      phi(k_i) exp(c - G_i)
+    features of queries   phi(q_t) exp(G_t - c)
+    the state             S, faded from the middle of the step before to c
 
 A pair (t, i) fades by exp(G_t - G_i) in every channel, which its features absorb as exp(G_t - c) and exp(c -
 G_i), with c the running gate in the middle of a step: both signs of queries' and keys' features are kept with

@@ -5,9 +5,8 @@
 
 with a and b the two halves of a head.
 
-    one head     | a: D/2 columns | b: D/2 columns |       a program: ROWS tokens of one head of q or k;
-    ROWS tokens  |     a_0 ..     |     b_0 ..     |       columns j and j + D/2 turn as a pair by the token's
-    angle
+    one head     | a: D/2 columns | b: D/2 columns |   a program: ROWS tokens of one head of q or k;
+    ROWS tokens  |     a_0 ..     |     b_0 ..     |   columns j, j + D/2 turn as a pair by the token's angle
 """
 
 import torch

@@ -2,9 +2,9 @@
 touches.
 
               meta | keys: BC columns a step
-    queries   . .  | # # # # . . . .      #  seen: the last `window` positions (here 4), the query's own
-    included (BT rows  m .  | . # # # # . . .      m  a meta key (here the first 2), seen where the window
-    does not reach it of one    m m  | . . # # # # . .      .  not seen; blocks of these alone are never read
+    queries   . .  | # # # # . . . .   #  seen: the last `window` positions (here 4), the query's too
+    (BT rows  m .  | . # # # # . . .   m  a meta key (here the first 2), where the window does not reach
+    of one    m m  | . . # # # # . .   .  not seen; blocks of these alone are never read
     program)  m m  | . . . # # # # .
 
 A program of `_forward` or `_queries` owns BT rows and walks the columns; one of `_keys` owns BT columns and

@@ -4,9 +4,9 @@ softmax lies in memory.
     loss_n = logsumexp_v x_nv - x_n,label        dx_nv = (exp(x_nv - logsumexp_n) - [v = label_n]) dloss_n
 
     logits [N, V]    | BLOCK columns | BLOCK | BLOCK | ..
-    row n            |-------------->|------>|------>|      forward: a program walks one row, and keeps
-    running maxima and sums
-                     |       #       |   #   |   #   |      backward: a program is one block of one row
+    row n            |-------------->|------>|------>|   forward: a program walks one row, and keeps running
+                                                         maxima and sums
+                     |       #       |   #   |   #   |   backward: a program is one block of one row
 
 All in float32, and each gradient rounded once. A label that is no class makes its row's loss, logsumexp and
 so gradient NaN.

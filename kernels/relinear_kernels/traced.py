@@ -3,7 +3,7 @@ function, forward and backward.
 
     eager        q, k, v -> Function.forward -> o                  ctx keeps what backward reads
     compiled     q, k, v -> relinear::forward -> o, kept ...       relinear::backward takes kept as tensors,
-    and finds the launches by their sizes
+                                                                   and finds the launches by their sizes
 
 What an op keeps is known to the compiler, which may then order, reuse and free memory around it. The sizes of
 what is kept are those of one run of the function on zeros, at the time of compilation.

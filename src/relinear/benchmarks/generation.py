@@ -5,8 +5,8 @@ Weights do not matter for speed, so they are random, in bfloat16. The softmax te
 through torch, with a key-value cache in fixed memory, which is read as far as it is filled) and the
 linearized models are measured by the same code, one after the other:
 
-    batch   LoLCATs Figure 2a: a prompt of 2048 tokens, 128 generated, batches of 1, 2, 4, .. until memory
-    ends length  LoLCATs Figure 2b, c and SUPRA Figure 1: batch 1, a prompt of 128, 512 to 131,072 generated
+    batch   LoLCATs Figure 2a: a prompt of 2048 tokens, 128 generated, batches of 1, 2, 4, .. as memory allows
+    length  LoLCATs Figure 2b, c and SUPRA Figure 1: batch 1, a prompt of 128, 512 to 131,072 generated
     input   Lizard Figure 5: batch 16, inputs of 1024 to 32,768 tokens, 128 generated
 
 A decode step, the choice of its token included, is one CUDA graph. Nobody waits for 131,072 tokens: a step is

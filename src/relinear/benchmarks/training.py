@@ -5,10 +5,10 @@ Each measurement trains a run of the catalogue for a few steps with the stage's 
 optimiser and engine: replicas or FSDP2 shards), at a teacher's shape. Weights do not matter for speed: they
 are random, made on the device; so are the tokens.
 
-    weak    a fixed number of sequences a GPU          strong   a fixed number of sequences a step, shared by
-    the GPUs curve   the same steps on N GPUs and on one: losses and gradient norms are compared. The baseline
-    for "the same" is one GPU with
-            smaller micro-batches, which differs by rounding only
+    weak    a fixed number of sequences a GPU
+    strong  a fixed number of sequences a step, shared by the GPUs
+    curve   the same steps on N GPUs and on one: losses and gradient norms are compared. The baseline for "the
+            same" is one GPU with smaller micro-batches, which differs by rounding only
 
 `--gpus` starts torchrun for one number of GPUs after the other, in one session, so that ratios have their own
 base; under torchrun the module measures with the processes that there are. Rows are written as they come, the

@@ -2,9 +2,11 @@
 there.
 
     nodes.parquet     a row a node: every field of its run.json, its metrics.json without the readings, and
-    sha256 of all that is stored of it readings.parquet  a row a reading: node, metric, of, at (JSON), value,
-    stderr, n, why items.parquet     a row a scored item: node, and the fields that measurements write, each
-    NULL where an item has none curves.parquet    a row a logged training step: node, step, time, loss, ...
+                      sha256 of all that is stored of it
+    readings.parquet  a row a reading: node, metric, of, at (JSON), value, stderr, n, why
+    items.parquet     a row a scored item: node, and the fields that measurements write, each NULL where an
+                      item has none
+    curves.parquet    a row a logged training step: node, step, time, loss, ...
 
 A node is named by its folder in the campaign, such as `runs/lizard/mmlu`. A column holds numbers, booleans or
 texts where all its values are such; otherwise it holds JSON, and the column's metadata says so. The same

@@ -3,10 +3,10 @@
 Each file of a source is a document. A document is left out, and counted, where it is
     short      fewer characters than `SHORTEST`;
     language   in another language than asked for, by its beginning (resiliparse, of the languages that
-    manuals are translated to); twice      the same words as an earlier document;
+               manuals are translated to);
+    twice      the same words as an earlier document;
     near       nearly so: MinHash over `NEAR` words in a row (rensa, 16 bands of 8), which finds 95 % of the
-    pairs that share four fifths of these,
-               and 6 % of those that share half;
+               pairs that share four fifths of these, and 6 % of those that share half;
     items      it shares `SHARED` words in a row with an evaluation item.
 
 The conversion of each source is kept until all is done, so an interrupted one goes on with the next source.
