@@ -7,10 +7,11 @@ If a store fails, the training goes on after one warning, and `relinear track re
 import importlib.util
 import signal
 import sys
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from time import monotonic
+from time import time as seconds
 from typing import Any, Self
 
 from relinear.tracking import mirror, rows, store
@@ -69,7 +70,7 @@ class Tracker:
         self._label = rows.label(rows.name_of(self._about), run, stage)
         self._buffer: list[Entry] = []
         self._last_step = 0
-        self._last_flush = time.monotonic()
+        self._last_flush = monotonic()
         self._complete: dict[str, mirror.Stage] = {}  # the stage by its label, once it is complete
         self._given_up = False
 
@@ -108,7 +109,7 @@ class Tracker:
         """
         self._last_step = max(self._last_step, step)
         self._buffer += store.step_entries(metrics, step, time)
-        if len(self._buffer) >= FLUSH_ENTRIES or time.monotonic() - self._last_flush >= FLUSH_SECONDS:
+        if len(self._buffer) >= FLUSH_ENTRIES or monotonic() - self._last_flush >= FLUSH_SECONDS:
             self._store(self._flush)
 
     def finish(self, folder: Path | str) -> None:
@@ -140,7 +141,7 @@ class Tracker:
                 client.set_terminated(earlier.info.run_id, "KILLED")
             if earlier.data.tags.get("current") == "true":
                 client.set_tag(earlier.info.run_id, "current", "false")
-        self._begin = round(1000 * time.time())
+        self._begin = round(1000 * seconds())
         self.run_id = mirror.create(
             client, experiment, self._row, self._about, self._about["tags"], self._begin
         )
@@ -165,7 +166,7 @@ class Tracker:
             self._client.get_run(self._row),
             rows.row_of([stage.record for stage in complete.values()] or [self._about]),
         )
-        now = round(1000 * time.time())
+        now = round(1000 * seconds())
         current = rows.current(self._client, self._experiment, row.name, self._row) | {
             self._label: (self.run_id, now - self._begin)
         }
@@ -176,7 +177,7 @@ class Tracker:
         # A batch sent twice, after a failure, is stored once: mlflow drops equal (name, time, step, value).
         store.log(self._client, self.run_id, metrics=self._buffer)
         self._buffer = []
-        self._last_flush = time.monotonic()
+        self._last_flush = monotonic()
 
     def _store(self, operation: Callable[..., object], *arguments: object) -> None:
         """Run an operation on the store; do without the store from here on if it fails."""
