@@ -41,7 +41,7 @@ def on_cpu(monkeypatch):
     monkeypatch.setattr(forms, "_fla", fla)
     attend = lambda args, window, meta=0: partial(  # noqa: E731
         forms.sliding_window_attention, *(args[n] for n in "qkv"), window=window, meta=meta
-    )  # noqa: E731
+    )
     monkeypatch.setattr(forms, "flex_window", attend)
     monkeypatch.setattr(forms, "flash_window", attend)
     monkeypatch.setattr(torch, "compile", lambda function, **options: function)

@@ -645,7 +645,7 @@ def test_the_transfer_trains_a_hybrid_s_other_layers_and_leaves_the_kept_ones():
 def test_a_teacher_s_local_layers_stay_and_can_be_swapped_on_request():
     kinds = lambda model: [  # noqa: E731
         type(layer.method).__module__.rsplit(".", 1)[1] for layer in model.attention_layers()
-    ]  # noqa: E731
+    ]
     assert kinds(linearize(teacher("gemma3"), "hedgehog")) == ["softmax", "hedgehog"]
     assert kinds(linearize(teacher("gemma3"), "hedgehog", keep_softmax_layers=[])) == ["hedgehog", "hedgehog"]
     # all local: nothing else would be left to swap

@@ -138,7 +138,7 @@ def test_the_same_input_twice_gives_the_same_bits(log):
     }
     run = lambda: torch.autograd.grad(  # noqa: E731
         attention_cross_entropy(**args, log=log, scale=0.25).mean(), (args["phi_q"], args["phi_k"])
-    )  # noqa: E731
+    )
     for a, b in zip(run(), run(), strict=True):
         assert torch.equal(a, b)
 

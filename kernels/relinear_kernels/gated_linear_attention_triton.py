@@ -331,7 +331,7 @@ def _channels(walk: Walk, gate: Tensor, dtype: torch.dtype) -> Channels:
     batch, length, heads, width = gate.shape
     new = lambda rows: torch.empty(  # noqa: E731
         cut.programs, cdiv(walk.segment, rows), 2, heads, width, device=gate.device, dtype=torch.float32
-    )  # noqa: E731
+    )
     coarse, fine, hard = new(step), None, None
     if step > FINE_STEP:
         fine, hard = new(FINE_STEP), torch.zeros(cut.programs, heads, device=gate.device, dtype=torch.int32)

@@ -262,7 +262,7 @@ def test_left_padding_has_and_changes_no_gradient(name):
     args, pad = inputs(name, 33), 16
     before = lambda n, x, value: (  # noqa: E731
         torch.nn.functional.pad(x, (0, 0) * (x.ndim - 2) + (pad, 0), value=value) if n in TOKENS else x
-    )  # noqa: E731
+    )
     padded = {n: before(n, x, 0.0 if n == "log_gate" else 7.0) for n, x in args.items()}
     probe = torch.randn(2, 33, 6, D, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 

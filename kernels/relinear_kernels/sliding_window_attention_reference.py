@@ -82,7 +82,7 @@ def extend(
         pick = onto.to(k.dtype)
         put = lambda old, x: torch.where(  # noqa: E731
             filled[..., None, None], torch.einsum("btm,bthd->bmhd", pick, x), old.to(x.dtype)
-        )  # noqa: E731
+        )
         meta_k, meta_v = put(meta_k, k), put(meta_v, v)
         since = torch.arange(length - 1, -1, -1, device=k.device)
         age = torch.where(filled, (onto * since[None, :, None]).sum(1), age)
@@ -239,7 +239,7 @@ def sliding_window_attention(
         seen = torch.cat([beyond.view(batch, n, c, meta), seen], -1)
         front = lambda m, x: torch.cat(  # noqa: E731
             [m.to(dtype).transpose(1, 2).unsqueeze(1).expand(batch, n, groups, meta, dim), x], 3
-        )  # noqa: E731
+        )
         keys, values = front(after.meta_k, keys), front(after.meta_v, values)
     # a row at padding sees nothing: it is given keys, against a division by zero, and zeroed later
     nothing = ~seen.any(-1, keepdim=True)

@@ -59,7 +59,7 @@ def fill_empty_with_nan(monkeypatch) -> None:
         real = getattr(torch, name)
         poison = lambda *a, _real=real, **k: (  # noqa: E731
             x.fill_(torch.nan) if (x := _real(*a, **k)).is_floating_point() else x
-        )  # noqa: E731
+        )
         monkeypatch.setattr(torch, name, poison)
 
 

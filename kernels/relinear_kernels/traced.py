@@ -101,18 +101,20 @@ def _arguments(
     args = []
     for word in words:
         kind, _, value = word.partition(" ")
-        if kind in ("grad", "fixed"):
-            args.append(next(given))
-        else:
-            args.append(
-                {"none": None, "true": True, "false": False}[kind]
-                if not value and kind != "str"
-                else READ[kind](value)
-            )
+        args.append(next(given) if kind in TENSORS else READ[kind](value))
     return FUNCTIONS[name], args, [word == "grad" for word in words]
 
 
-READ = {"int": int, "float": float, "str": str}
+# Words of tensors, and of what else an argument is -> how its value is read.
+TENSORS = ("grad", "fixed")
+READ = {
+    "none": lambda _: None,
+    "true": lambda _: True,
+    "false": lambda _: False,
+    "int": int,
+    "float": float,
+    "str": str,
+}
 
 
 def _key(tensors: Sequence[Tensor], words: str) -> tuple:
@@ -202,8 +204,12 @@ def _(
 
 def _trained(tensors: Sequence[Tensor], words: str) -> list[Tensor]:
     """The tensors that need a gradient."""
-    kinds = [word for word in words.split("|")[1:] if word in ("grad", "fixed")]
-    return [x for x, kind in zip(tensors, kinds, strict=True) if kind == "grad"]
+    return [x for x, needed in zip(tensors, _needs(words), strict=True) if needed]
+
+
+def _needs(words: str) -> list[bool]:
+    """Whether each tensor needs a gradient."""
+    return [word == "grad" for word in words.split("|")[1:] if word in TENSORS]
 
 
 def _save(ctx, inputs, output) -> None:
@@ -223,8 +229,7 @@ def _gradients(ctx, grads):
             [x for x in own if x is not None], given, list(tensors), list(results), ctx.words
         )
     )
-    kinds = [word for word in ctx.words.split("|")[1:] if word in ("grad", "fixed")]
-    return [next(wanted) if kind == "grad" else None for kind in kinds], None
+    return [next(wanted) if needed else None for needed in _needs(ctx.words)], None
 
 
 forward.register_autograd(_gradients, setup_context=_save)

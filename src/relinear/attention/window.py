@@ -29,6 +29,8 @@ HELD = {"lolcats": (64 + 1, 64), "lizard": (128 + 4, None)}
 # How a method's linear states are counted: whether there is one for each key head in place of each query
 # head, and the bytes of a number.
 COUNTED = {"": (False, 4), "_bf16": (False, 2), "_key_heads": (True, 4), "_key_heads_bf16": (True, 2)}
+# Every `bytes_of` -> both of these.
+BYTES = {f"{method}{how}": (HELD[method], COUNTED[how]) for method in HELD for how in COUNTED}
 
 
 class Options(_base.Options):
@@ -36,13 +38,7 @@ class Options(_base.Options):
 
     window: int = Field(default=WINDOW, ge=1)
     sinks: int = Field(default=4, ge=0)
-    bytes_of: (
-        Literal[
-            "lolcats", "lolcats_bf16", "lolcats_key_heads", "lolcats_key_heads_bf16",
-            "lizard", "lizard_bf16", "lizard_key_heads", "lizard_key_heads_bf16",
-        ]
-        | None
-    ) = None  # fmt: skip
+    bytes_of: Literal[tuple(BYTES)] | None = None
 
     @model_validator(mode="after")
     def _one_size(self):
@@ -57,9 +53,7 @@ class Options(_base.Options):
 def positions_of(bytes_of: str, heads: Heads) -> int:
     """The most positions whose keys and values, 2 bytes a number, take no more than the state of a layer of a
     method, counted as `bytes_of` says."""
-    method, joint, counted = bytes_of.partition("_")
-    near, columns = HELD[method]
-    by_key_heads, number = COUNTED[joint + counted]
+    (near, columns), (by_key_heads, number) = BYTES[bytes_of]
     features = 2 * (heads.dim if columns is None else min(columns, heads.dim))
     states = heads.groups if by_key_heads else heads.heads
     # for each feature a row of values, its sum, and the reference that it is held relative to

@@ -391,7 +391,7 @@ def taylor(shape: Shape) -> Forms:
 
     run = lambda: linear_attention_reference.linear_attention(  # noqa: E731
         expand(args["q"]), expand(args["k"]), args["v"], feature="none"
-    )  # noqa: E731
+    )
     return {CHUNKED: Form(run)}
 
 
@@ -443,7 +443,7 @@ def tokens(shape: Shape, vocabulary: int) -> Forms:
     moved = {"forward": logits.nbytes, "forward+backward": 3 * logits.nbytes}
     error = lambda got: relative(  # noqa: E731
         got, token_cross_entropy_reference.token_cross_entropy(logits.float(), labels)
-    )  # noqa: E731
+    )
     forms = {OURS: token_cross_entropy, "torch": token_cross_entropy_reference.token_cross_entropy}
     return {
         provider: Form(partial(form, logits, labels), [logits], error=error, moved=moved)

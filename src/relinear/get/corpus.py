@@ -69,27 +69,23 @@ def convert(source: str, folder: Path, converter: str, language: str | None, to:
             data = path.read_bytes()
             plain, has = to_text(gzip.decompress(data) if path.suffix == ".gz" else data)
             kept, whole = kept + sum(map(len, plain.encode().split())), whole + has
-            why = (
-                "short"
-                if len(plain) < SHORTEST
-                else (
-                    None
-                    if language in (None, detect_fast(plain[:BEGINNING], langs=LANGUAGES)[0])
-                    else "language"
-                )
-            )
-            lines.write(
-                json.dumps(
-                    {"path": str(path.relative_to(folder)), **({"why": why} if why else {"text": plain})}
-                )
-                + "\n"
-            )
+            why = _unfit(plain, language)
+            about = {"path": str(path.relative_to(folder)), **({"why": why} if why else {"text": plain})}
+            lines.write(json.dumps(about) + "\n")
         if not files or 2 * kept < whole:
             raise UserError(
                 f"source {source!r}: the converter {converter!r} keeps {kept:,} bytes of text of {whole:,} in"
                 f" {len(files)} files; at least half is needed. Possible: another converter"
                 f" ({', '.join(converters.available())}), or other `members` of the asset"
             )
+
+
+def _unfit(plain: str, language: str | None) -> str | None:
+    """Why a text alone is left out; None where it may stay."""
+    if len(plain) < SHORTEST:
+        return "short"
+    told = language and detect_fast(plain[:BEGINNING], langs=LANGUAGES)[0]
+    return None if told == language else "language"
 
 
 # --- words in a row ---

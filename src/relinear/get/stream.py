@@ -107,11 +107,13 @@ def _tokenised(to: Path, tokenizer: PreTrainedTokenizerBase, corpora: Mapping[st
 
 def _batches(documents: Iterator[Plain]) -> Iterator[list[Plain]]:
     batch: list[Plain] = []
+    characters = 0
     for document in documents:
         batch.append(document)
-        if sum(len(d.text) for d in batch) >= BATCH:
+        characters += len(document.text)
+        if characters >= BATCH:
             yield batch
-            batch = []
+            batch, characters = [], 0
     if batch:
         yield batch
 

@@ -76,7 +76,7 @@ def unless_fitting(entry: Entry, scale: Scaled) -> Iterator[str]:
     if (method := run.options.get("bytes_of")) is not None:
         # How many positions the bytes hold depends on the model's heads: at any heads, as many as the
         # method's layer keeps.
-        least, _ = definitions(file).HELD[method.partition("_")[0]]
+        (least, _), _ = definitions(file).BYTES[method]
         if (sinks := run.options.get("sinks", option_defaults(file)["sinks"])) >= least:
             yield (
                 f"{entry.node}: {sinks} sinks asked for in the bytes of {method!r}, which hold {least}"
