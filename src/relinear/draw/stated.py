@@ -23,8 +23,8 @@ ROOT = WORKFLOW.parent
 OURS = "comparison"  # the folder of our own tables, which repeat papers' claims beside our questions
 BOTH = "reproduced and contradicted"
 NO_ROW = "no row"
-# Words in a reason -> the kind of it, the first that fits. Whatever else it says is of numbers that are not
-# there.
+# Words in a reason -> the kind of it, the first that fits: what is first is furthest from a verdict. Whatever
+# else a reason says is of numbers that are not there.
 KINDS = {
     "another form than the paper's": "another form",
     "other dose": "another dose",
@@ -66,11 +66,9 @@ class Stated(NamedTuple):
 
     @property
     def told(self) -> tuple[str, dict[str, str]] | None:
-        """The folder and the row that speak for the claim: the first that has a verdict, else the first."""
-        return next(
-            (each for each in self.rows if each[1]["verdict"] != UNTESTED),
-            self.rows[0] if self.rows else None,
-        )
+        """The folder and the row that speak for the claim: the first that has a verdict, else the first that
+        is nearest to one."""
+        return max(self.rows, key=lambda each: _nearness(each[1]), default=None)
 
     @property
     def verdict(self) -> str:
@@ -94,6 +92,12 @@ class Stated(NamedTuple):
 def kind_of(reason: str) -> str:
     """The kind of a reason for which a claim is not tested."""
     return next((kind for words, kind in KINDS.items() if words in reason), NO_NUMBER)
+
+
+def _nearness(row: Mapping[str, str]) -> int:
+    """How near a row is to a verdict: larger is nearer."""
+    kinds = [NO_NUMBER, *KINDS.values()]
+    return len(kinds) if row["verdict"] != UNTESTED else kinds.index(kind_of(row["reason"]))
 
 
 def stated(root: Path = ROOT) -> list[Stated]:
