@@ -18,7 +18,7 @@ from relinear.draw.claims import BY_CHANCE, UNTESTED, Value, judge, value_of
 from relinear.draw.drawing import make
 from relinear.draw.quote import lines_of as rows_of
 from relinear.draw.spreads import COLUMNS, SPREADS, Of, Spreads, committed
-from relinear.draw.stated import Stated, stated
+from relinear.draw.stated import BY_ITEMS, BY_TRAININGS, Stated, stated
 from relinear.draw.trainings import spreads_of
 from relinear.plan.claims import Claim
 from relinear.plan.forms import differences, form_of
@@ -416,14 +416,29 @@ def test_the_row_nearest_to_a_verdict_speaks_for_a_claim():
             "reason": "another form than the paper's (x); 1 is within error of 0",
         },
         {"verdict": UNTESTED, "reason": "x was not run"},
+        {"verdict": UNTESTED, "reason": "the scale mini is a demonstration; 1 is within error of 0"},
         {"verdict": UNTESTED, "reason": "difference 1 is within error of 0"},
         {"verdict": UNTESTED, "reason": "other dose: x; difference 1 is within error of 0"},
         {"verdict": "contradicted", "reason": "1 < 0"},
         {"verdict": "contradicted", "reason": "2 < 0"},
     ]
-    for n, speaks in ((2, 0), (4, 2), (6, 4)):
+    for n, speaks in ((3, 0), (5, 3), (7, 5)):
         folders = tuple((str(i), row) for i, row in enumerate(rows[:n]))
         assert Stated("p", "c", "s", (), "a > b", "", folders).told == (str(speaks), rows[speaks])
+
+
+def test_within_error_says_whether_more_trainings_could_settle_it():
+    def kind(reason, items):
+        row = {"verdict": UNTESTED, "reason": reason, "error_items": str(items)}
+        return Stated("p", "c", "s", (), "a > b", "", (("x", row),)).kind
+
+    within = "difference 5.24 ± 6.92 (paired) is within error of -0.40"
+    assert kind(within, 2.8) == BY_TRAININGS and kind(within, 2.9) == BY_ITEMS
+    assert kind("1.14 ± 0.07 is within error of 1.05", 0.04) == BY_TRAININGS
+    of_forms = f"by a: {within}; by b, a form that the paper states, too: not tested, 1 is within error"
+    assert kind(of_forms, 2.9) == BY_ITEMS
+    for claim in stated():
+        assert claim.kind != "within error", claim.claim
 
 
 def test_no_claim_of_a_paper_is_judged_by_a_number_that_its_table_does_not_print():
