@@ -162,9 +162,10 @@ def judge(
         if _unknown(value, spreads)
     ]
     compare = _ratio if claim.ratio is not None else _difference
+    lent = [_lent(value, spreads) for value in values]
     judged = compare(
         claim,
-        [_lent(value, spreads) for value in values],
+        lent,
         values,
         column,
         remark and f"; {remark}",
@@ -175,7 +176,7 @@ def judge(
         reasons.append(_kept_untrained(claim, look))
     if judged.verdict != UNTESTED and any(
         compare(claim, better, better, column, "", "").verdict != judged.verdict
-        for better in _by_better_recipes(claim, [_lent(value, spreads) for value in values], best)
+        for better in _by_better_recipes(claim, lent, best)
     ):
         reasons.append(f"other recipe: {claim.one_of}, and a better one could turn this")
     if against := "; ".join(filter(None, reasons)):

@@ -113,14 +113,14 @@ class Claim(Strict):
     is no verdict. `parameters`: those of the paper's model, if the claim is about uptraining a model by its
     size; doses are then compared in tokens a parameter. `recipe`: what else in our training differs from the
     paper's; then there is no verdict either. `one_of`: of which recipes the paper takes the best, if ours is
-    one of them; a verdict then stands only if it also holds at the best value that a metric has, for each
-    trained side and for both (`relinear.plan.bounds`). `either`: rows by another
-    form of the method that the paper states, too ({hedgehog: hedgehog_exp}); the claim is contradicted only
-    if both forms contradict it, and reproduced if one of them does. `requires`: preconditions. `untrained`: a
-    row on which nothing was trained; if the claim holds for that row in place of `left`, too, it is not
-    reproduced. `proxy`: the number that the paper prints, if ours is another number; the claim is then a
-    question of ours. `margin_by`: `ours` for a margin that the paper does not print. `published`: the paper's
-    numbers, in its words.
+    one of them; a verdict then stands only if it also holds with either side, and with both, at the best
+    value that the metric has (`relinear.plan.bounds`). `either`: rows by another form of the method that the
+    paper states, too ({hedgehog: hedgehog_exp}); the claim is contradicted only if both forms contradict it,
+    and reproduced if one of them does. `requires`: preconditions. `untrained`: a row on which nothing was
+    trained; if the claim holds for that row in place of `left`, too, it is not reproduced. `proxy`: the
+    number that the paper prints, if ours is another number; the claim is then a question of ours.
+    `margin_by`: `ours` for a margin that the paper does not print. `published`: the paper's numbers, in its
+    words.
     """
 
     claim: str
