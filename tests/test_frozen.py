@@ -119,6 +119,28 @@ def test_what_lolcats_says_in_its_text_is_counted_at_the_papers_shape():
         assert [printed[run][{"ppl": "ppl_at_2"}.get(name, name)] for run in runs] == list(numbers)
 
 
+def test_hedgehog_s_maps_are_the_printed_share_of_llama_2_by_two_maps_without_biases_alone(tmp_path):
+    artefact = read(ROOT / "workflow/papers/hedgehog/intext.yaml")
+    script = own.load(artefact.script, "draw(spec, measured, about, out)")
+    heads, dim, llama = 32 * 32, 128, 6_738_415_616
+    maps = {
+        "two, with biases": 2 * heads * (dim + 1) * dim,
+        "two": 2 * heads * dim * dim,
+        "one, with a bias": heads * (dim + 1) * dim,
+        "one": heads * dim * dim,
+    }
+    found = script.counts(tuple(artefact.spec.options["llama"].items()))
+    assert found == {name: (llama, own_maps) for name, own_maps in maps.items()}
+    assert [name for name, count in found.items() if round(count.of_all, 3) == 0.495] == ["two"]
+    committed = ROOT / "results/reference/hedgehog_smollm2"
+    shutil.copy(committed / "reference.json", tmp_path)
+    drawn = {path.name: path.read_bytes() for path in draw_committed(tmp_path, artefact)}
+    assert {name: (committed / "hedgehog" / name).read_bytes() for name in drawn} == drawn
+    [row] = csv.DictReader(drawn["intext.claims.csv"].decode().splitlines())
+    assert (row["verdict"], row["whose"]) == ("reproduced", "paper")
+    assert row["reason"].endswith("a form that the paper states, too: contradicted, 4.34 is not < 0.50")
+
+
 def table7(workflow: Path, out: Path) -> dict[str, str]:
     """Lizard Table 7 of the configuration at the papers' size: setting -> whether it is the paper's."""
     plan = Plan(scale="paper", workflow=workflow)

@@ -27,10 +27,12 @@ from relinear.get.whole import ABOUT, ENDS, TOKENS, Whole
 from relinear.linearize.model import linearize
 from relinear.measure import _documents, agreement, perplexity_by_position
 from relinear.measure._limit import limit_of
+from relinear.plan.assets import catalogue
 from relinear.plan.job import Job
 from relinear.plan.options import option_names
 from relinear.plan.plan import Plan
 from relinear.plan.readings import Reading, plain
+from relinear.plan.sane import read_yaml
 from relinear.plan.specs import read
 from relinear.plan.strict import ConfigError
 from relinear.stages._stage import Node
@@ -124,6 +126,30 @@ def test_novels_are_read_out_of_the_database_of_an_r_package(tmp_path, version):
     (tmp_path / "data/Rdata.rdb").write_bytes((len(entries[0]) + 1).to_bytes(4) + zlib.compress(entries[0]))
     with pytest.raises(UserError, match="were announced"):
         list(documents("austen", tmp_path))
+
+
+def test_novels_of_other_hands_are_files_whose_lines_are_joined(tmp_path):
+    (tmp_path / "b.txt").write_bytes(
+        b"  CHAPTER I\r\n\r\nIt was\r\n  a dark night. \r\n \r\n\r\nShe\x92d gone.\r\n"
+    )
+    (tmp_path / "a.txt").write_text("“One”\nline", encoding="utf-8")
+    (tmp_path / "METADATA").write_text("a licence")
+    assert list(documents("other-novels", tmp_path)) == [
+        "“One” line",
+        "CHAPTER I\n\nIt was a dark night.\n\nShe’d gone.",
+    ]
+
+
+def test_the_catalogue_names_twenty_novels_of_other_hands_and_nothing_trains_on_them():
+    workflow = ROOT / "workflow"
+    members = catalogue(workflow / "assets.yaml")["other-novels"].members
+    files = [Path(member) for member in members if member.endswith(".txt")]
+    assert len(set(files)) == len(files) == 20
+    assert {file.parent.name for file in files} == {"problemC", "problemG", "brontes"}
+    data = read_yaml(workflow / "data.yaml")
+    assert [name for name, entry in data.items() if "other-novels" in entry.get("sources", ())] == [
+        "other-novels"
+    ]
 
 
 def test_what_is_no_vector_of_lines_is_refused():
@@ -446,7 +472,7 @@ def test_data_that_are_no_documents_are_refused_by_the_plan(tmp_path):
     plan = changed(tmp_path, "measures.yaml", f"{entry}novels", f"{entry}alpaca")
     with pytest.raises(
         ConfigError,
-        match="reads whole documents, and its data, 'stories', are none; possible: novels, papers",
+        match="reads whole documents, and its data, 'stories', are none; possible: novels, other-novels,",
     ):
         plan.check()
     smoke = Plan(scale="smoke")

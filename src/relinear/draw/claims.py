@@ -6,7 +6,7 @@ op: "<", ratio: 74.5}` compares a number with a bound.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -17,7 +17,7 @@ from relinear.draw.paired import Pulls, minus, scale_pulls
 from relinear.draw.render import count, number, plus_minus, write_csv
 from relinear.draw.spreads import UNASKED, Of, Spread, Spreads, of_training
 from relinear.plan.claims import Claim, Point, Spec
-from relinear.plan.forms import Form, differences
+from relinear.plan.forms import PARAMETERS, Form, differences
 from relinear.plan.measured import Measured
 from relinear.plan.readings import Reading
 from relinear.plan.specs import Artefact
@@ -131,6 +131,8 @@ def judge(
     remark: str = "",
     unlike: str = "",
     spreads: Spreads = UNASKED,
+    best: Callable[[Point], float | None] = lambda _: None,
+    stated: str = "",
 ) -> Judgement:
     """Judge a claim by the numbers at its points.
 
@@ -143,7 +145,8 @@ def judge(
 
     `remark` stands beside the numbers. `unlike` says how our training differs from the paper's; there is then
     no verdict. There is none either if a precondition fails, and no reproduction if an untrained row keeps
-    the claim, too.
+    the claim, too. `best`: point -> the best value of its metric, which a better recipe could reach. `stated`
+    is said behind the reason.
     """
     published = f"; published {claim.published}" if claim.published else ""
     found = [_named(claim, point, look(point)) for point in claim.points]
@@ -159,9 +162,10 @@ def judge(
         if _unknown(value, spreads)
     ]
     compare = _ratio if claim.ratio is not None else _difference
+    lent = [_lent(value, spreads) for value in values]
     judged = compare(
         claim,
-        [_lent(value, spreads) for value in values],
+        lent,
         values,
         column,
         remark and f"; {remark}",
@@ -170,11 +174,32 @@ def judge(
     reasons = [nothing_to_judge, unlike, *_missed(claim, look), *alone]
     if judged.verdict == "reproduced":
         reasons.append(_kept_untrained(claim, look))
-    if claim.one_of and judged.verdict == ("contradicted" if claim.op == ">" else "reproduced"):
+    if judged.verdict != UNTESTED and any(
+        compare(claim, better, better, column, "", "").verdict != judged.verdict
+        for better in _by_better_recipes(claim, lent, best)
+    ):
         reasons.append(f"other recipe: {claim.one_of}, and a better one could turn this")
     if against := "; ".join(filter(None, reasons)):
-        return judged._replace(verdict=UNTESTED, reason=f"{against}; {judged.reason}")
-    return judged
+        judged = judged._replace(verdict=UNTESTED, reason=f"{against}; {judged.reason}")
+    return judged._replace(reason="; ".join(filter(None, (judged.reason, stated))))
+
+
+def _by_better_recipes(
+    claim: Claim, values: list[Value], best: Callable[[Point], float | None]
+) -> Iterator[list[Value]]:
+    """The numbers of a claim with one trained side, or both, at the best that its metric has.
+
+    Comparisons are monotonic in either side. So a verdict that stands there and at what was measured stands
+    for all that better recipes could reach.
+    """
+    moving = [i for i, point in enumerate(claim.points[:2]) if point in claim.recipes]
+    for i in range(1, 2 ** len(moving)):
+        reached = list(values)
+        for place in (place for bit, place in enumerate(moving) if i >> bit & 1):
+            if (bound := best(claim.points[place])) is None:
+                raise ValueError(f"claim {claim.claim!r}: no best known of {claim.points[place].column!r}")
+            reached[place] = Value(bound, 0.0, values[place].name)
+        yield reached
 
 
 def _unknown(value: Value, spreads: Spreads) -> bool:
@@ -245,14 +270,16 @@ def judge_claim(
     asked = artefact.forms.get(claim.paper or artefact.paper, {})
 
     def judged(claim: Claim) -> Judgement:
-        other = "" if claim.ours else unlike(claim, tokens, spec, asked, about.forms if of_scale else {})
+        forms = about.forms if of_scale else {}
         found = judge(
             spec.floored(claim),
             look,
             about.nothing_to_judge if of_scale else None,
             remark,
-            other,
+            "" if claim.ours else unlike(claim, tokens, spec, asked, forms),
             about.spreads,
+            best=spec.best,
+            stated="" if claim.ours else dose_by_parameter(claim, tokens, spec, forms),
         )
         return found._replace(compared=compared(claim, spec))
 
@@ -286,12 +313,16 @@ def _of_forms(first: Judgement, second: Judgement, either: Mapping[str, str]) ->
 
 
 def compared(claim: Claim, spec: Spec) -> str:
-    """The two sides of a claim by runs and columns: the same text in every table that compares them."""
+    """The two sides of a claim by runs, columns and, where a column does not tell, measures: the same text in
+    every table that compares them. Two rows of one run that differ in what they measure are told by name."""
 
-    def said(point: Point) -> str:
-        return " ".join(filter(None, (spec.run_of(point) or point.row, point.column, point.place)))
+    def said(point: Point, name: str) -> str:
+        return " ".join(filter(None, (name, spec.measure_of(point), point.column, point.place)))
 
-    left, right = said(claim.full(claim.left)), claim.right and said(claim.full(claim.right))
+    sides = [claim.full(point) for point in (claim.left, claim.right) if point]
+    by_run = [said(point, spec.run_of(point) or point.row) for point in sides]
+    left, *others = by_run if len(set(by_run)) == len(sides) else [said(point, point.row) for point in sides]
+    right = others[0] if others else ""
     bound = "" if claim.ratio is None else f" {number(claim.ratio)}"
     margin = f" by {number(claim.margin)}" if claim.margin else ""
     return f"{left}{f' / {right}' if right and bound else ''} {claim.op}{bound or f' {right}'}{margin}"
@@ -332,21 +363,49 @@ def unlike(
     asked: Mapping[str, Form] | None = None,
     forms: Mapping[str, Form] | None = None,
 ) -> str:
-    """How our training differs from the paper's: another form, fewer tokens, another recipe. Empty if it does
-    not differ.
+    """How our training differs from the paper's: another form, fewer tokens (or fewer tokens a parameter),
+    another recipe. Empty if it does not differ.
 
     `tokens`: row -> the training tokens of all its steps. `asked`: method -> the form that the claim's paper
     has; `forms`: run -> ours.
     """
-    less = [
-        f"{name} had {count(tokens[name])} of {count(int(dose))}"
-        for name, dose in claim.dose.items()
-        if tokens.get(name, dose) < SAME_DOSE * dose
-    ]
-    dose = f"other dose: {', '.join(less)} tokens" if less else ""
+    had = _doses(claim, tokens, spec, forms or {})
+    less = [said for said, enough in had if not enough]
+    dose = f"other dose: {', '.join(less)}{' tokens' * (claim.parameters is None)}" if less else ""
     recipe = claim.recipe or (spec.recipe if spec is not None else None)
     form = _other_form(claim, spec, asked or {}, forms or {}) if spec is not None else ""
     return "; ".join(filter(None, (form, dose, recipe and f"other recipe: {recipe}")))
+
+
+def dose_by_parameter(claim: Claim, tokens: Mapping[str, int], spec: Spec, forms: Mapping[str, Form]) -> str:
+    """The doses of a claim that compares them in tokens a parameter, if they suffice; else empty, since
+    `unlike` then says them."""
+    had = _doses(claim, tokens, spec, forms) if claim.parameters is not None else []
+    said = ", ".join(said for said, _ in had)
+    return f"dose by parameter: {said}" if said and all(enough for _, enough in had) else ""
+
+
+def _doses(
+    claim: Claim, tokens: Mapping[str, int], spec: Spec | None, forms: Mapping[str, Form]
+) -> list[tuple[str, bool]]:
+    """The tokens of each row that a claim has a dose for and that was trained, beside the paper's, and
+    whether they suffice.
+
+    By parameter, tokens count as a share of the parameters of the model that was trained.
+    """
+    found = []
+    for name, dose in claim.dose.items():
+        if (ours := tokens.get(name)) is None:
+            continue
+        said = f"{name} had {count(ours)} of {count(int(dose))}"
+        if claim.parameters is None:
+            found.append((said, ours >= SAME_DOSE * dose))
+            continue
+        form = forms.get(spec.run_of(Point(row=name)) or "") if spec is not None else None
+        size, asked = form and form.get(PARAMETERS), dose / claim.parameters
+        each = f"{ours / size:.3g} of {asked:.3g} a parameter" if size else "a parameter not known"
+        found.append((f"{said} tokens, {each}", bool(size) and ours / size >= SAME_DOSE * asked))
+    return found
 
 
 def _other_form(claim: Claim, spec: Spec, asked: Mapping[str, Form], forms: Mapping[str, Form]) -> str:

@@ -166,7 +166,7 @@ def draw_committed(folder: Path, artefact: Artefact, claims: bool = False) -> li
         )
     scale = records.read_manifest(manifest)["scale"]
     measured = _all(folder, artefact.reads())
-    if not any(measured.values()):
+    if (artefact.reads() or artefact.files()) and not any(measured.values()):
         have = ", ".join(store.runs(folder))
         lacks = (
             f"none of the runs of {artefact.name}; have {have}"

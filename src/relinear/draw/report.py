@@ -25,6 +25,7 @@ Link = Callable[[str, Path], str]  # words, a file -> the words as a link to it
 SITE = "../repository"
 CLAIMS = ("claim", "source", "tested by", "at", "whose", "verdict", "evidence", "reason")
 SHOWN = ("png", "md")  # the file that stands on the page; where there are both, the picture
+COUNTED = "- Counted: no measurement is behind it."
 LINKED = ("csv", "pdf", "provenance.json", "claims.csv")
 
 
@@ -223,7 +224,8 @@ def _place(artefact: Artefact, place: Path, root: Path, link: Link) -> Iterator[
         if name.endswith(".csv")
     ]
     benchmarks = [json.loads(read_committed(file)) for file in beside if file.is_file()]
-    yield made_with([*records_behind(folders, scale), *benchmarks])
+    counted = not (artefact.reads() or artefact.files())
+    yield COUNTED if counted else made_with([*records_behind(folders, scale), *benchmarks])
 
 
 def made_with(records: Iterable[Mapping[str, Any]]) -> str:

@@ -11,7 +11,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, get_args
 
-from relinear.draw.claims import BY_CHANCE, UNTESTED, WITHIN_ERROR, Verdict, compared
+from relinear.draw.claims import (
+    BY_CHANCE,
+    STANDARD_ERRORS,
+    UNTESTED,
+    WITHIN_ERROR,
+    Verdict,
+    compared,
+)
 from relinear.draw.quote import lines_of
 from relinear.draw.render import markdown, number
 from relinear.draw.report import claims_files
@@ -23,20 +30,25 @@ ROOT = WORKFLOW.parent
 OURS = "comparison"  # the folder of our own tables, which repeat papers' claims beside our questions
 BOTH = "reproduced and contradicted"
 NO_ROW = "no row"
-# Words in a reason -> the kind of it, the first that fits. Whatever else it says is of numbers that are not
-# there.
+# Words in a reason -> the kind of it, the first that fits: what is first is furthest from a verdict. Whatever
+# else a reason says is of numbers that are not there.
 KINDS = {
+    "is a demonstration": "measured as a demonstration alone",
     "another form than the paper's": "another form",
     "other dose": "another dose",
     "other recipe": "another recipe, kernel or card",
     "not informative": "not informative: the teacher fails, or what is untrained does as well",
     "one training of": "one training of unknown spread",
-    "is a demonstration": "measured as a demonstration alone",
     "standard errors better than chance": "at chance",
     ": no room": "no room between the rows",
     WITHIN_ERROR: "within error",
 }
 NO_NUMBER = "not run, or no number"
+# Within error: whether the difference is beyond two errors of its items alone, as it is printed
+BY_TRAININGS = "within error, which more trainings could settle"
+BY_ITEMS = "within error of the items alone"
+WITHIN = re.compile(rf"(\S+) ± \S+(?: \(paired\))? is {WITHIN_ERROR} of (\S+?)(?:;|$)")
+UNTESTED_KINDS = (*list(KINDS.values())[:-1], BY_TRAININGS, BY_ITEMS, NO_NUMBER, NO_ROW)
 MEASURED = re.compile(r"(?:difference|ratio) \S+(?: ± \S+)?")
 COLUMNS = (
     "Claim",
@@ -66,11 +78,9 @@ class Stated(NamedTuple):
 
     @property
     def told(self) -> tuple[str, dict[str, str]] | None:
-        """The folder and the row that speak for the claim: the first that has a verdict, else the first."""
-        return next(
-            (each for each in self.rows if each[1]["verdict"] != UNTESTED),
-            self.rows[0] if self.rows else None,
-        )
+        """The folder and the row that speak for the claim: the first that has a verdict, else the first that
+        is nearest to one."""
+        return max(self.rows, key=lambda each: _nearness(each[1]), default=None)
 
     @property
     def verdict(self) -> str:
@@ -88,12 +98,28 @@ class Stated(NamedTuple):
         """The kind of the reason of a claim that is not tested; else its verdict."""
         if self.verdict != UNTESTED:
             return self.verdict
-        return kind_of(self.reason) if self.rows else NO_ROW if not self.compared else NO_NUMBER
+        if not self.rows:
+            return NO_ROW if not self.compared else NO_NUMBER
+        kind = kind_of(self.reason)
+        return _part_of_error(self.told[1]) if kind == KINDS[WITHIN_ERROR] else kind
+
+
+def _part_of_error(row: Mapping[str, str]) -> str:
+    """Which part of its error keeps a row from a verdict: BY_ITEMS or BY_TRAININGS."""
+    value, bound = map(float, WITHIN.search(row["reason"]).groups())
+    alone = abs(value - bound) > STANDARD_ERRORS * float(row["error_items"])
+    return BY_TRAININGS if alone else BY_ITEMS
 
 
 def kind_of(reason: str) -> str:
     """The kind of a reason for which a claim is not tested."""
     return next((kind for words, kind in KINDS.items() if words in reason), NO_NUMBER)
+
+
+def _nearness(row: Mapping[str, str]) -> int:
+    """How near a row is to a verdict: larger is nearer."""
+    kinds = [NO_NUMBER, *KINDS.values()]
+    return len(kinds) if row["verdict"] != UNTESTED else kinds.index(kind_of(row["reason"]))
 
 
 def stated(root: Path = ROOT) -> list[Stated]:
@@ -213,9 +239,7 @@ def reasons(claims: Sequence[Stated]) -> str:
     """Why papers' claims are not tested, by paper, as a Markdown table."""
     names = list(dict.fromkeys(claim.paper for claim in claims))
     counts = Counter((claim.kind, claim.paper) for claim in claims if claim.verdict == UNTESTED)
-    kinds = [
-        kind for kind in (*KINDS.values(), NO_NUMBER, NO_ROW) if any(counts[kind, name] for name in names)
-    ]
+    kinds = [kind for kind in UNTESTED_KINDS if any(counts[kind, name] for name in names)]
     return markdown(
         ["Not tested, since", *names],
         [[kind, *(str(counts[kind, name]) for name in names)] for kind in kinds],
@@ -251,7 +275,7 @@ def page(root: Path = ROOT) -> str:
         own = [claim for claim in claims if claim.paper == name]
         parts.append(f"## {titles[name]}")
         judged = (*get_args(Verdict)[:2], BOTH)
-        for kind in (*judged, *KINDS.values(), NO_NUMBER, NO_ROW):
+        for kind in (*judged, *UNTESTED_KINDS):
             of_kind = [_cells(claim) for claim in own if claim.kind == kind]
             if of_kind:
                 untested = "" if kind in judged else "Not tested: "

@@ -2,7 +2,8 @@
 what CoLA asks of sentences.
 
 Each is in lower case and ends as it did, so that neither gives the label away. Some sentences stay
-grammatical with their error, such as one whose noun becomes a plural: no classifier gets them all, as in CoLA.
+grammatical with their error, such as one whose noun becomes a plural: no classifier gets them all, as in
+CoLA.
 """
 
 import hashlib

@@ -9,10 +9,12 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from relinear.plan.bounds import BEST
 from relinear.plan.strict import Strict
 
 Scalar = int | float | str
 Read = tuple[str, str]  # a run and a measure
+FEWEST, MOST = 1e6, 1e13  # parameters of a paper's model
 OURS = "our question"  # the `source` of a claim that no paper makes
 # the measure that says whether a run's parallel and recurrent forms agree; claims on one that fails are not
 # judged
@@ -108,15 +110,17 @@ class Claim(Strict):
     The claim is not tested if even `ceiling` is less than `margin` better than `right`, or if no side is
     better than `floor` (chance: in the column's unit, or a point that measures it; a table knows the chance
     of tasks with choices). `dose`: row -> training tokens of all steps in the paper; if ours had fewer, there
-    is no verdict. `recipe`: what else in our training differs from the paper's; then there is no verdict
-    either. `one_of`: of which recipes the paper takes the best, if ours is one of them and more is better; a
-    verdict on the left side then stands only if a better recipe could not turn it. `either`: rows by another
-    form of the method that the paper states, too ({hedgehog: hedgehog_exp}); the claim is contradicted only
-    if both forms contradict it, and reproduced if one of them does. `requires`: preconditions. `untrained`: a
-    row on which nothing was trained; if the claim holds for that row in place of `left`, too, it is not
-    reproduced. `proxy`: the number that the paper prints, if ours is another number; the claim is then a
-    question of ours. `margin_by`: `ours` for a margin that the paper does not print. `published`: the paper's
-    numbers, in its words.
+    is no verdict. `parameters`: those of the paper's model, if the claim is about uptraining a model by its
+    size; doses are then compared in tokens a parameter. `recipe`: what else in our training differs from the
+    paper's; then there is no verdict either. `one_of`: of which recipes the paper takes the best, if ours is
+    one of them; a verdict then stands only if it also holds with either side, and with both, at the best
+    value that the metric has (`relinear.plan.bounds`). `either`: rows by another form of the method that the
+    paper states, too ({hedgehog: hedgehog_exp}); the claim is contradicted only if both forms contradict it,
+    and reproduced if one of them does. `requires`: preconditions. `untrained`: a row on which nothing was
+    trained; if the claim holds for that row in place of `left`, too, it is not reproduced. `proxy`: the
+    number that the paper prints, if ours is another number; the claim is then a question of ours.
+    `margin_by`: `ours` for a margin that the paper does not print. `published`: the paper's numbers, in its
+    words.
     """
 
     claim: str
@@ -131,6 +135,7 @@ class Claim(Strict):
     floor: float | Point | None = None
     ceiling: RowOrPoint | None = None
     dose: dict[str, Annotated[float, Field(gt=0)]] = {}
+    parameters: float | None = None
     recipe: str | None = None
     one_of: str | None = None
     either: dict[str, str] = {}
@@ -146,10 +151,15 @@ class Claim(Strict):
             raise ValueError("a claim with a ratio has no margin, floor or ceiling")
         if self.ratio is None and self.right is None:
             raise ValueError("a claim without a right side needs the bound as `ratio`")
-        if self.one_of and self.right is not None and self.right.row != self.left.row:
+        if self.parameters is not None and not self.dose:
             raise ValueError(
-                f"claim {self.claim!r}: `one_of` is of the left row's recipes, and the right side has recipes"
-                f" of its own; possible: `recipe`, or a right side of {self.left.row!r}"
+                f"claim {self.claim!r}: `parameters` says that a dose is compared in tokens a parameter, and"
+                " the claim has no `dose`; give both, or neither"
+            )
+        if self.parameters is not None and not FEWEST <= self.parameters <= MOST:
+            raise ValueError(
+                f"claim {self.claim!r}: `parameters` are those of the paper's model, {FEWEST:g} to {MOST:g},"
+                f" such as 7.0e+9; got {self.parameters:g}; without them a dose is compared in tokens"
             )
         if others := sorted(set(self.either) - {point.row for point in self.points}):
             raise ValueError(
@@ -203,6 +213,16 @@ class Claim(Strict):
         }
         dose = {self.either.get(row, row): tokens for row, tokens in self.dose.items()}
         return self.model_copy(update={**sides, "dose": dose, "either": {}})
+
+    @property
+    def recipes(self) -> list[Point]:
+        """The sides whose number is of one of several recipes. A right side of the left's row is of the same
+        training, and what its column counts, such as the right answers without any recall, depends on no
+        recipe."""
+        if not self.one_of:
+            return []
+        right = [self.right] if self.right is not None and self.right.row != self.left.row else []
+        return [self.full(point) for point in (self.left, *right)]
 
     @property
     def points(self) -> list[Point]:
@@ -296,13 +316,21 @@ class Spec(Strict):
         """The run whose number a point is; None where it is of none."""
         return point.row
 
+    def measure_of(self, point: Point) -> str:
+        """The measure that a point is read of, where its column does not tell; else empty."""
+        return ""
+
     def floored(self, claim: Claim) -> Claim:
         """The claim as it is judged: with the floor of its column, if it states none."""
         return claim
 
+    def best(self, point: Point) -> float | None:
+        """The best value that the metric of a point has, in its unit; None if that is unknown."""
+        return None
+
     def check(self) -> None:
-        """Raises ValueError for names that do not exist or exist twice, and for a dose that nothing is
-        compared with."""
+        """Raises ValueError for names that do not exist or exist twice, for a dose that nothing is compared
+        with, and for one of several recipes in a metric without a known best."""
         dosed = self.dosed()
         for claim in self.claims:
             if claim.dose and dosed is None:
@@ -319,6 +347,12 @@ class Spec(Strict):
                 where = f"claim {claim.claim!r}"
                 known(self.called, point.row, self.names(), where)
                 self.check_place(point, where)
+            if unbound := [point.column for point in claim.recipes if self.best(point) is None]:
+                raise ValueError(
+                    f"claim {claim.claim!r}: `one_of` asks how good a better recipe could be, and the best of"
+                    f" {unbound[0]!r} is not known; possible: `recipe`, or a metric of"
+                    f" {', '.join(sorted(BEST))}"
+                )
             grows = claim.right is not None and claim.right.row == claim.left.row
             if claim.full(claim.left).column in COSTS and not (
                 grows or claim.ours or claim.recipe or self.recipe

@@ -270,6 +270,12 @@ class AttentionMaps(Spec):
         """What a claim may name as `row`: the runs."""
         return [shown.run for shown in self.shown]
 
+    def measure_of(self, point: Point) -> str:
+        """The measure that a run's weights are of, unless a metric of it is called as it is."""
+        shown = next(shown for shown in self.shown if shown.run == point.row)
+        measure = shown.measure or self.measure
+        return measure if measure != point.column else ""
+
     def check(self) -> None:
         """Raise ValueError for parts that do not fit each other."""
         if (self.run is None) == (not self.runs):
@@ -423,7 +429,8 @@ class Own(Spec):
     def names(self) -> list[str]:
         """What a claim may name as `row`: the runs; without `needs`, what the claims name is for the file's
         `look` to find."""
-        said = (point.row for claim in self.claims for point in (*claim.points, *claim.requires))
+        forms = (form for claim in self.claims for form in (claim, claim.by_other_form) if form)
+        said = (point.row for form in forms for point in (*form.points, *form.requires))
         return list(dict.fromkeys((need.run for need in self.needs) if self.needs else said))
 
     @property

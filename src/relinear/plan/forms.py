@@ -20,6 +20,7 @@ from relinear.plan.strict import ConfigError
 OF_STEPS = ("loss", "kind", "train_method", "lora_rank", "lora_targets")
 SEQUENCES = "seq_len"  # that of every step
 LACKING = "lacking"  # of a form: steps whose records are not here
+PARAMETERS = "parameters"  # of a form: those of the model that the run begins with, None where not known
 # for reading; others by their names
 WORDS = {"seq_len": "sequences of", "kind": "trained weights", "loss": "transfer by"}
 
@@ -45,8 +46,8 @@ def check_form(form: Form, where: str, method: str | None = None) -> None:
 def form_of(found: Measured) -> dict[str, Any]:
     """The form of a measured run, as its records and those of its steps have it: `method`, its options with
     their defaults, and the settings of the steps behind the measurement. `seq_len` is a list, of a length a
-    step. `lacking` names steps whose records are not here. Raises BrokenError for a record that cannot be
-    believed."""
+    step. `lacking` names steps whose records are not here. `parameters`: those of the model that the run
+    begins with, or None. Raises BrokenError for a record that cannot be believed."""
     record = records.read(found.folder) or {}
     config = record.get("config", {})
     method, options = config.get("method", "softmax"), dict(config.get("options", {}))
@@ -58,7 +59,16 @@ def form_of(found: Measured) -> dict[str, Any]:
         recipe, budget = step["config"].get("recipe", {}), step["config"].get("budget", {})
         form |= {name: recipe[name] for name in OF_STEPS if name in recipe}
         lengths += [budget["seq_len"]] if "seq_len" in budget else []
-    return form | {SEQUENCES: lengths, LACKING: lacking}
+    return form | {SEQUENCES: lengths, LACKING: lacking, PARAMETERS: _parameters(found, record)}
+
+
+def _parameters(found: Measured, record: Mapping[str, Any]) -> int | None:
+    """How many parameters the model of a run has, from the record of the stage that read it; None where that
+    does not lie beside the measurement."""
+    if (model := record.get("parents", {}).get("model")) is None:
+        return None
+    metrics = found.folder.parents[2] / records.place(model["path"]) / store.METRICS
+    return records.read_json(metrics).get("parameters") if store.exists(metrics) else None
 
 
 def steps_behind(found: Measured) -> tuple[list[dict[str, Any]], list[str]]:

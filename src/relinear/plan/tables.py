@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
 
 from relinear import stages
+from relinear.plan.bounds import BEST
 from relinear.plan.chance import chance_of
 from relinear.plan.claims import Address, Claim, InUnit, Point, Scalar, Spec, known, once
 from relinear.plan.published import Entry
@@ -349,6 +350,14 @@ class Table(Spec):
     def chance(self, column: str) -> float | None:
         """What guessing scores in a column, in its unit; None if that is unknown."""
         return chance_of({c.name: c for c in self.columns}, column)
+
+    def best(self, point: Point) -> float | None:
+        """The best value of a cell's metric, in its column's unit; None if that is unknown."""
+        line = next((line for line in self.lines if line.name == point.row), None)
+        place = line.cells.get(point.column or "") if line else None
+        if not isinstance(place, Address) or place.metric not in BEST:
+            return None
+        return BEST[place.metric] * next(c.factor for c in self.columns if c.name == point.column)
 
     def run_of(self, point: Point) -> str | None:
         """The run whose number a cell is: the run that its cell names, else the row's."""
