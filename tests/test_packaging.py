@@ -1,6 +1,7 @@
 """The pins, the Makefile's targets and the linters: one clone, one environment, two commands."""
 
 import ast
+import functools
 import json
 import re
 import subprocess
@@ -55,6 +56,13 @@ def run(*command: str) -> subprocess.CompletedProcess:
 
 def python(*arguments: str) -> subprocess.CompletedProcess:
     return run(sys.executable, "-m", *arguments)
+
+
+@pytest.fixture(scope="module")
+def snakemake(interpreter):
+    """What `snakemake ARGUMENTS` says here, by a Python whose libraries are imported already. What it says
+    twice is asked for once."""
+    return functools.cache(lambda *arguments: run(interpreter, "-m", "snakemake", *arguments))
 
 
 def parsed(lines) -> dict[str, Requirement]:
@@ -249,8 +257,8 @@ def test_snakefmt_is_content():
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_snakemake_lint_finds_nothing_but_the_argued_exceptions():
-    done = python("snakemake", "--lint", "--nolock")
+def test_snakemake_lint_finds_nothing_but_the_argued_exceptions(snakemake):
+    done = snakemake("--lint", "--nolock")
     heading, found = "", {}
     for line in (done.stdout + done.stderr).splitlines():
         if line.startswith("Lints for"):
@@ -280,8 +288,8 @@ def test_snakemakes_report_has_what_a_run_drew_with_captions(fresh):
     )
 
 
-def test_snakemake_lists_every_rule_with_what_it_makes():
-    done = python("snakemake", "--list", "--nolock")
+def test_snakemake_lists_every_rule_with_what_it_makes(snakemake):
+    done = snakemake("--list", "--nolock")
     assert done.returncode == 0, done.stderr
     listed = dict(re.findall(r"^(\w+)(?: \((.+)\))?$", done.stdout, re.MULTILINE))
     written = {
@@ -352,8 +360,8 @@ LOCAL = [
 
 
 @pytest.mark.parametrize("command", LOCAL)
-def test_snakemake_understands_what_the_texts_say(command):
-    done = python("snakemake", *command.replace("=...", "=smollm2").split(), "--dry-run", "--quiet")
+def test_snakemake_understands_what_the_texts_say(snakemake, command):
+    done = snakemake(*command.replace("=...", "=smollm2").split(), "--dry-run", "--quiet")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -371,9 +379,9 @@ PRINTED = [
 
 
 @pytest.mark.parametrize("command", PRINTED)
-def test_a_printed_command_is_whole(command):
+def test_a_printed_command_is_whole(snakemake, command):
     assert command in TEXTS + INDEX
-    done = python(*command.split(), "--dry-run", "--quiet")
+    done = snakemake(*command.split()[1:], "--dry-run", "--quiet")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -399,9 +407,9 @@ def test_a_dry_run_of_a_cluster_plans_what_one_machine_does(fresh):
     assert default.items() <= ours.items()
 
 
-def test_the_rules_behind_a_target_are_a_graph():
+def test_the_rules_behind_a_target_are_a_graph(snakemake):
     assert "snakemake lolcats_table1 --rulegraph" in TEXTS
-    done = python("snakemake", "lolcats_table1", "--rulegraph")
+    done = snakemake("lolcats_table1", "--rulegraph")
     assert (
         done.returncode == 0
         and done.stdout.lstrip().startswith("digraph")
@@ -412,8 +420,8 @@ def test_the_rules_behind_a_target_are_a_graph():
     )
 
 
-def test_the_list_has_each_step_of_the_work_under_its_name():
-    done = python("snakemake", "--list", "--nolock")
+def test_the_list_has_each_step_of_the_work_under_its_name(snakemake):
+    done = snakemake("--list", "--nolock")
     steps = {
         "distill": "attention transfer",
         "finetune": "on text",

@@ -102,7 +102,9 @@ def test_a_job_of_a_pipeline_without_such_a_process_is_a_fork(interpreter, tmp_p
     job = ("-I", "-S", str(SCRIPT), "-c", FOUND)
     assert run(interpreter, *job, env=safe).stdout == f"0 True {tmp_path}\n"
     for command in (job, job[3:]):
-        assert run(interpreter, *command, env=safe | {"PYTHONOPTIMIZE": "1"}).stdout == f"1 False {tmp_path}\n"
+        assert (
+            run(interpreter, *command, env=safe | {"PYTHONOPTIMIZE": "1"}).stdout == f"1 False {tmp_path}\n"
+        )
 
 
 # --- the process that forks, without the libraries ---
