@@ -3,7 +3,9 @@
 import ast
 import functools
 import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -349,6 +351,44 @@ def test_the_quickstart_is_five_lines_at_most_and_its_script_times_each(tmp_path
         done = subprocess.run(["bash", tmp_path / ".ci/quickstart"], capture_output=True, text=True)
         assert (done.returncode, done.stdout) == (code, "42\n")
         assert re.findall(r"quickstart: \d+\.\d+ s: (.*)", done.stderr) == ["answer=42", "echo $answer", last]
+
+
+UNREACHED = "The network or the package index of pip could not be reached"
+
+
+@pytest.mark.parametrize(
+    ("says", "code", "told"),
+    [
+        ("true", 0, ""),
+        ("echo 'error: no such verb' >&2; false", 1, "ci: the Quickstart failed"),
+        (f"echo 'error: {UNREACHED}' >&2; false", 0, "NOT TESTED to its end"),
+        (f"echo 'error: {UNREACHED}' >&2", 0, ""),
+    ],
+    ids=["works", "fails", "no index", "warned"],
+)
+def test_ci_fails_where_the_quickstart_does_unless_its_model_cannot_be_downloaded(tmp_path, says, code, told):
+    """The script with quick commands in the places of those that it calls."""
+    assert (
+        UNREACHED.removesuffix("pip could not be reached")
+        in (ROOT / "src/relinear/get/assets.py").read_text()
+    )
+    scripts = {
+        ".ci/quickstart": says,
+        ".venv/bin/python": "true",
+        "bin/apt-get": "true",
+        "bin/make": "echo $1",
+    }
+    for name, line in scripts.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"#!/usr/bin/env bash\n{line}\n")
+        (tmp_path / name).chmod(0o755)
+    shutil.copy(ROOT / ".ci/run", tmp_path / ".ci/run")
+    env = {**os.environ, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
+    done = subprocess.run([tmp_path / ".ci/run"], capture_output=True, text=True, env=env)
+    assert done.returncode == code and told in done.stderr and bool(told) == ("ci: " in done.stderr), (
+        done.stderr
+    )
+    assert code or done.stdout.splitlines()[-1] == "test", "pytest's closing line stands last"
 
 
 # Those for clusters are tested with the profiles.
