@@ -86,6 +86,7 @@ LONGEST = (
     "test_slurm",
     "test_upsets",
     "test_dag",
+    "test_frozen",
     "test_export",
     "test_real_model",
     "test_releases",
@@ -105,6 +106,7 @@ LONGEST = (
     "test_disk",
     "test_reference",
     "test_packaging",
+    "test_doses",
     "test_recall",
 )
 
