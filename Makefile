@@ -31,7 +31,7 @@ table2: setup ## results/table2.csv, the main job: twenty minutes to an hour on 
 	@PYTHONSAFEPATH=1 $(VENV) -m relinear.cli table2 --cores $(CORES) $(CONFIG)
 
 test: export OMP_NUM_THREADS = 1
-test: setup ## the tests: twenty minutes on two cores
+test: setup ## the tests: 30 to 45 minutes on two cores
 	@echo "relinear: testing"
 	@$(VENV) -m pytest -rs $(WORKERS) $(PYTEST_ARGS)
 

@@ -79,23 +79,34 @@ def pytest_xdist_auto_num_workers(config):
     )
 
 
-# Modules that take minutes begin first, so that none of them runs alone at the end. Modules that use the
-# finished clone stand apart in this order: the first of them makes the clone, and another one beside it would
-# wait.
+# Modules that take a minute or more begin first, so that none of them runs alone at the end: some have few
+# tests, and would begin last. Modules that use the finished clone stand apart in this order: the first of
+# them makes the clone, and another one beside it would wait.
 LONGEST = (
     "test_slurm",
     "test_upsets",
     "test_dag",
-    "test_real_model",
+    "test_frozen",
     "test_export",
+    "test_real_model",
+    "test_releases",
+    "test_uses",
     "test_engine",
-    "test_long",
-    "test_additions",
     "test_laws",
+    "test_additions",
+    "test_long",
+    "aot_test",
+    "gated_linear_attention_test",
     "test_generate",
     "test_code",
-    "aot_test",
+    "test_notebooks",
+    "decode_step_test",
+    "test_mixins",
+    "test_misfits",
+    "test_disk",
     "test_reference",
+    "test_packaging",
+    "test_doses",
     "test_recall",
 )
 

@@ -28,25 +28,25 @@ main()
 """
 
 
-@pytest.mark.parametrize(
-    ("call", "number", "named"),
-    [
-        (
-            "flock",
-            "ENOLCK",
-            ("No locks available: ", "keeps no locks of files (flock)", "local disk", "Lustre with `flock`"),
-        ),
-        ("flock", "EIO", ("Input/output error: ", "the disk or the network file system failed")),
-        ("fsync", "EIO", ("Input/output error: ", "the disk or the network file system failed")),
-        ("fsync", "ENOSPC", ("No space left on device: ", "make room")),
-    ],
-)
-@pytest.mark.parametrize("optimised", [(), ("-O",)])
-def test_a_file_system_that_fails_is_one_line(tmp_path, call, number, named, optimised):
+REFUSALS = [
+    (
+        "flock",
+        "ENOLCK",
+        ("No locks available: ", "keeps no locks of files (flock)", "local disk", "Lustre with `flock`"),
+    ),
+    ("flock", "EIO", ("Input/output error: ", "the disk or the network file system failed")),
+    ("fsync", "EIO", ("Input/output error: ", "the disk or the network file system failed")),
+    ("fsync", "ENOSPC", ("No space left on device: ", "make room")),
+]
+
+
+@pytest.mark.parametrize(("call", "number", "named"), REFUSALS)
+def test_a_file_system_that_fails_is_one_line(tmp_path, call, number, named, interpreter, optimised=False):
     env = environment() | {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'kernels'}", "OMP_NUM_THREADS": "1"}
+    env |= {"PYTHONOPTIMIZE": "1"} if optimised else {}
     verb = ("model", "tiny", "--scale", "smoke", "--results", str(tmp_path / "results"))
     done = subprocess.run(
-        [sys.executable, *optimised, "-c", FAILING, call, number, *verb],
+        [interpreter, "-c", FAILING, call, number, *verb],
         env=env,
         cwd=ROOT,
         text=True,
@@ -56,6 +56,12 @@ def test_a_file_system_that_fails_is_one_line(tmp_path, call, number, named, opt
     assert done.returncode == 1 and "Traceback" not in done.stderr and len(told) == 1, done.stderr[-3000:]
     assert told[0].endswith("give the same command again") and all(part in told[0] for part in named), told
     assert not list(tmp_path.rglob("models/tiny/run.json"))
+
+
+@pytest.mark.parametrize(("call", "number", "named"), [REFUSALS[0], REFUSALS[-1]])
+def test_it_is_one_line_without_assertions_too(tmp_path, call, number, named, interpreter):
+    """A Python of its own, which imports everything: one refusal of each call."""
+    test_a_file_system_that_fails_is_one_line(tmp_path, call, number, named, interpreter, optimised=True)
 
 
 def test_an_error_that_is_no_refusal_stays_one():

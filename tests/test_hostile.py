@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -112,7 +111,7 @@ def test_an_import_reads_no_node_outside_the_results(tmp_path, store):
 # --- a store that fails ---
 
 
-def init(tmp_path, uri: str, *verb: str) -> tuple[subprocess.CompletedProcess, float]:
+def init(python: str, tmp_path, uri: str, *verb: str) -> tuple[subprocess.CompletedProcess, float]:
     began = time.monotonic()
     environment_ = {
         **environment(),
@@ -120,7 +119,7 @@ def init(tmp_path, uri: str, *verb: str) -> tuple[subprocess.CompletedProcess, f
         "PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'kernels'}",
     }
     command = [
-        sys.executable,
+        python,
         "-m",
         "relinear.cli",
         *(verb or ("track", "init", "--scale", "smoke")),
@@ -133,7 +132,7 @@ def init(tmp_path, uri: str, *verb: str) -> tuple[subprocess.CompletedProcess, f
 
 
 @pytest.mark.parametrize("kind", ["silent", "slow", "closed", "nonsense"])
-def test_a_store_that_cannot_be_had_is_one_warning_without_its_password(tmp_path, kind):
+def test_a_store_that_cannot_be_had_is_one_warning_without_its_password(interpreter, tmp_path, kind):
     with silent_server() as silent, slow_server() as slow:
         uri = {
             "silent": silent,
@@ -141,7 +140,7 @@ def test_a_store_that_cannot_be_had_is_one_warning_without_its_password(tmp_path
             "closed": "http://user:secret@127.0.0.1:1",
             "nonsense": "nonsense://user:secret@x",
         }[kind]
-        done, seconds = init(tmp_path, uri)
+        done, seconds = init(interpreter, tmp_path, uri)
     assert done.returncode == 0, "tables do not need the store"
     assert "secret" not in done.stdout + done.stderr and "Traceback" not in done.stderr
     assert (
@@ -167,22 +166,22 @@ def test_a_call_of_a_server_ends_and_says_what_it_returns_or_raises(monkeypatch)
         client.get_run(1, wait=5)
 
 
-def test_a_store_that_is_no_database_is_told_and_the_remedy_sets_it_aside(tmp_path):
+def test_a_store_that_is_no_database_is_told_and_the_remedy_sets_it_aside(interpreter, tmp_path):
     (tmp_path / "results").mkdir()
     (tmp_path / "results/mlflow.db").write_text("no database at all, whatever its name")
-    done, _ = init(tmp_path, "")
+    done, _ = init(interpreter, tmp_path, "")
     assert (
         done.returncode == 0
         and done.stderr.count("\n") == 2
         and "mlflow.db failed: DatabaseError" in done.stderr
     )
-    done, _ = init(tmp_path, "", "track", "rebuild")
+    done, _ = init(interpreter, tmp_path, "", "track", "rebuild")
     assert (
         done.returncode == 0
         and done.stdout == "0 runs restored\n"
         and "mlflow.db.broken, and a new one is made" in done.stderr
     )
-    done, _ = init(tmp_path, "")
+    done, _ = init(interpreter, tmp_path, "")
     assert done.returncode == 0 and not done.stderr
 
 

@@ -10,7 +10,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -27,12 +26,13 @@ REFERENCE = ROOT / "results/reference"
 
 
 @pytest.fixture
-def copy(tmp_path) -> Path:
-    """A copy of the repository's code and settings, to edit."""
+def copy(tmp_path, interpreter) -> Path:
+    """A copy of the repository's code and settings, to edit, and the Python of the commands in it."""
     for name in ("src", "kernels", "workflow", "profiles", "tests"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("Snakefile", "LICENSE", "pyproject.toml"):
         shutil.copy(ROOT / name, tmp_path / name)
+    (tmp_path / ".python").symlink_to(interpreter)
     return tmp_path
 
 
@@ -51,7 +51,9 @@ def edit(copy: Path, path: str, old: str, new: str) -> None:
 
 def called(copy: Path, *command: str) -> subprocess.CompletedProcess:
     env = {**os.environ, "PYTHONPATH": f"{copy / 'src'}:{copy / 'kernels'}"}
-    return subprocess.run([sys.executable, "-m", *command], cwd=copy, capture_output=True, text=True, env=env)
+    return subprocess.run(
+        [copy / ".python", "-m", *command], cwd=copy, capture_output=True, text=True, env=env
+    )
 
 
 def checked(copy: Path, scale: str = "mini") -> str:

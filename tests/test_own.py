@@ -136,13 +136,13 @@ sys.meta_path.insert(0, NotInstalled())
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])
-def test_the_commands_of_the_page_as_they_stand_there(here, kind):
+def test_the_commands_of_the_page_as_they_stand_there(here, kind, interpreter):
     (here / "my-model").symlink_to(here / kind)
     commands = "".join(blocks("")).splitlines()
     assert commands[0] == "make setup && source .venv/bin/activate" and len(commands) == 3
     for command in commands[1:]:
         done = subprocess.run(
-            f"{sys.executable} -m relinear.cli {command.removeprefix('relinear ')}",
+            f"{interpreter} -m relinear.cli {command.removeprefix('relinear ')}",
             shell=True,
             capture_output=True,
             text=True,

@@ -1,8 +1,11 @@
 """The pins, the Makefile's targets and the linters: one clone, one environment, two commands."""
 
 import ast
+import functools
 import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -55,6 +58,13 @@ def run(*command: str) -> subprocess.CompletedProcess:
 
 def python(*arguments: str) -> subprocess.CompletedProcess:
     return run(sys.executable, "-m", *arguments)
+
+
+@pytest.fixture(scope="module")
+def snakemake(interpreter):
+    """What `snakemake ARGUMENTS` says here, by a Python whose libraries are imported already. What it says
+    twice is asked for once."""
+    return functools.cache(lambda *arguments: run(interpreter, "-m", "snakemake", *arguments))
 
 
 def parsed(lines) -> dict[str, Requirement]:
@@ -249,8 +259,8 @@ def test_snakefmt_is_content():
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_snakemake_lint_finds_nothing_but_the_argued_exceptions():
-    done = python("snakemake", "--lint", "--nolock")
+def test_snakemake_lint_finds_nothing_but_the_argued_exceptions(snakemake):
+    done = snakemake("--lint", "--nolock")
     heading, found = "", {}
     for line in (done.stdout + done.stderr).splitlines():
         if line.startswith("Lints for"):
@@ -280,8 +290,8 @@ def test_snakemakes_report_has_what_a_run_drew_with_captions(fresh):
     )
 
 
-def test_snakemake_lists_every_rule_with_what_it_makes():
-    done = python("snakemake", "--list", "--nolock")
+def test_snakemake_lists_every_rule_with_what_it_makes(snakemake):
+    done = snakemake("--list", "--nolock")
     assert done.returncode == 0, done.stderr
     listed = dict(re.findall(r"^(\w+)(?: \((.+)\))?$", done.stdout, re.MULTILINE))
     written = {
@@ -343,6 +353,44 @@ def test_the_quickstart_is_five_lines_at_most_and_its_script_times_each(tmp_path
         assert re.findall(r"quickstart: \d+\.\d+ s: (.*)", done.stderr) == ["answer=42", "echo $answer", last]
 
 
+UNREACHED = "The network or the package index of pip could not be reached"
+
+
+@pytest.mark.parametrize(
+    ("says", "code", "told"),
+    [
+        ("true", 0, ""),
+        ("echo 'error: no such verb' >&2; false", 1, "ci: the Quickstart failed"),
+        (f"echo 'error: {UNREACHED}' >&2; false", 0, "NOT TESTED to its end"),
+        (f"echo 'error: {UNREACHED}' >&2", 0, ""),
+    ],
+    ids=["works", "fails", "no index", "warned"],
+)
+def test_ci_fails_where_the_quickstart_does_unless_its_model_cannot_be_downloaded(tmp_path, says, code, told):
+    """The script with quick commands in the places of those that it calls."""
+    assert (
+        UNREACHED.removesuffix("pip could not be reached")
+        in (ROOT / "src/relinear/get/assets.py").read_text()
+    )
+    scripts = {
+        ".ci/quickstart": says,
+        ".venv/bin/python": "true",
+        "bin/apt-get": "true",
+        "bin/make": "echo $1",
+    }
+    for name, line in scripts.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"#!/usr/bin/env bash\n{line}\n")
+        (tmp_path / name).chmod(0o755)
+    shutil.copy(ROOT / ".ci/run", tmp_path / ".ci/run")
+    env = {**os.environ, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
+    done = subprocess.run([tmp_path / ".ci/run"], capture_output=True, text=True, env=env)
+    assert done.returncode == code and told in done.stderr and bool(told) == ("ci: " in done.stderr), (
+        done.stderr
+    )
+    assert code or done.stdout.splitlines()[-1] == "test", "pytest's closing line stands last"
+
+
 # Those for clusters are tested with the profiles.
 LOCAL = [
     c
@@ -352,8 +400,8 @@ LOCAL = [
 
 
 @pytest.mark.parametrize("command", LOCAL)
-def test_snakemake_understands_what_the_texts_say(command):
-    done = python("snakemake", *command.replace("=...", "=smollm2").split(), "--dry-run", "--quiet")
+def test_snakemake_understands_what_the_texts_say(snakemake, command):
+    done = snakemake(*command.replace("=...", "=smollm2").split(), "--dry-run", "--quiet")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -371,9 +419,9 @@ PRINTED = [
 
 
 @pytest.mark.parametrize("command", PRINTED)
-def test_a_printed_command_is_whole(command):
+def test_a_printed_command_is_whole(snakemake, command):
     assert command in TEXTS + INDEX
-    done = python(*command.split(), "--dry-run", "--quiet")
+    done = snakemake(*command.split()[1:], "--dry-run", "--quiet")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -399,9 +447,9 @@ def test_a_dry_run_of_a_cluster_plans_what_one_machine_does(fresh):
     assert default.items() <= ours.items()
 
 
-def test_the_rules_behind_a_target_are_a_graph():
+def test_the_rules_behind_a_target_are_a_graph(snakemake):
     assert "snakemake lolcats_table1 --rulegraph" in TEXTS
-    done = python("snakemake", "lolcats_table1", "--rulegraph")
+    done = snakemake("lolcats_table1", "--rulegraph")
     assert (
         done.returncode == 0
         and done.stdout.lstrip().startswith("digraph")
@@ -412,8 +460,8 @@ def test_the_rules_behind_a_target_are_a_graph():
     )
 
 
-def test_the_list_has_each_step_of_the_work_under_its_name():
-    done = python("snakemake", "--list", "--nolock")
+def test_the_list_has_each_step_of_the_work_under_its_name(snakemake):
+    done = snakemake("--list", "--nolock")
     steps = {
         "distill": "attention transfer",
         "finetune": "on text",

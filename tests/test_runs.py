@@ -1,6 +1,7 @@
 """A run's model is loaded whole or not at all: every file that its records name, every tensor that the model
 needs, and nothing untrained."""
 
+import functools
 import json
 import re
 import shutil
@@ -88,8 +89,13 @@ def weights_named(run: Path) -> set[Path]:
     return found
 
 
+# One plan of each scale, for all of the runs: the settings are the same.
+planned = functools.cache(Plan)
+
+
 @pytest.mark.parametrize("run", COMMITTED, ids=lambda run: f"{run.parents[1].name}/{run.name}")
-def test_a_committed_run_is_whole_or_says_what_is_missing_and_the_command_that_makes_it(run):
+def test_a_committed_run_is_whole_or_says_what_is_missing_and_the_command_that_makes_it(run, monkeypatch):
+    monkeypatch.setattr("relinear.share.runs.Plan", planned)
     there = all(path.is_file() for path in weights_named(run))
     home = json.loads((run.parents[1] / "reference.json").read_text())["scale"]
     scale, _, budget = home.partition("-x")
@@ -113,7 +119,7 @@ def test_a_committed_run_is_whole_or_says_what_is_missing_and_the_command_that_m
             str(error),
         )
         assert said, error
-        assert Plan(scale=scale).node(said[2], said[1])
+        assert planned(scale=scale).node(said[2], said[1])
     else:
         assert there
 

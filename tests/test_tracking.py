@@ -821,13 +821,13 @@ def test_nodes_in_parallel_share_a_server_and_one_parent(server):
         assert run.data.tags["mlflow.parentRunId"] == parent(server).info.run_id
 
 
-def test_the_commands_use_the_server_that_the_environment_names(server, tmp_path):
+def test_the_commands_use_the_server_that_the_environment_names(server, tmp_path, interpreter):
     run_measure(server, tmp_path / "first", "perplexity", scale="smoke")
     write_folder(tmp_path / "results", record(stage="distill", scale="smoke"), {})
 
     def relinear(*args: str) -> str:
         environment = {**os.environ, "PYTHONPATH": SOURCE, "MLFLOW_TRACKING_URI": server}
-        command = [sys.executable, "-m", "relinear.cli", "track", *args]
+        command = [interpreter, "-m", "relinear.cli", "track", *args]
         return subprocess.run(
             command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=True
         ).stdout
@@ -961,7 +961,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_a_rebuild_sets_a_broken_store_aside_and_says_so(uri, tmp_path, capsys, case):
+def test_a_rebuild_sets_a_broken_store_aside_and_says_so(uri, tmp_path, capsys, interpreter, case):
     """The remedy that the warning names: once, twice, and after another accident."""
     damage, why = BROKEN[case]
     path = Path(uri.removeprefix("sqlite:///"))
@@ -973,7 +973,7 @@ def test_a_rebuild_sets_a_broken_store_aside_and_says_so(uri, tmp_path, capsys, 
         assert tracker.run_id == "" and "`relinear track rebuild` restores" in capsys.readouterr().err
         content = path.read_bytes() if path.is_file() else None
         done = subprocess.run(
-            [sys.executable, "-m", "relinear.cli", "track", "rebuild"],
+            [interpreter, "-m", "relinear.cli", "track", "rebuild"],
             cwd=tmp_path,
             capture_output=True,
             text=True,

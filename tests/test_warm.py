@@ -92,6 +92,21 @@ def test_its_code_is_that_of_the_clone(interpreter, tmp_path):
     )
 
 
+SCRIPT = warm.SOURCE
+FOUND = "import sys; print(sys.flags.optimize, 'torch' in sys.modules, sys.path[0])"
+
+
+def test_a_job_of_a_pipeline_without_such_a_process_is_a_fork(interpreter, tmp_path):
+    """As the rules start it (`RELINEAR` of common.smk); not where assertions are to be left out."""
+    safe = {**os.environ, "PYTHONSAFEPATH": "1", "PYTHONPATH": str(tmp_path)}
+    job = ("-I", "-S", str(SCRIPT), "-c", FOUND)
+    assert run(interpreter, *job, env=safe).stdout == f"0 True {tmp_path}\n"
+    for command in (job, job[3:]):
+        assert (
+            run(interpreter, *command, env=safe | {"PYTHONOPTIMIZE": "1"}).stdout == f"1 False {tmp_path}\n"
+        )
+
+
 # --- the process that forks, without the libraries ---
 
 # `python -c SERVES MODULES ADDRESS OWNER`: a process whose forks do `-c CODE`, while there is no file
@@ -105,7 +120,6 @@ listener = warm.listen(sys.argv[2])
 print("listens", flush=True)
 warm.serve(listener, int(sys.argv[3]), given, lambda: "edited" if os.path.exists("edited") else "")
 """
-SCRIPT = warm.SOURCE
 
 
 @pytest.fixture

@@ -125,7 +125,7 @@ class Results:
         self.clone.root.rename(self.base)
         self.fresh()
         began = time.monotonic()
-        ended = self.command()
+        ended = self.command(forked=False)
         assert ended.code == 0, ended.said[-4000:]
         self.seconds, self.usual = time.monotonic() - began, self.contents()
         return self
@@ -134,14 +134,13 @@ class Results:
         shutil.rmtree(self.clone.root, ignore_errors=True)
         subprocess.run(["cp", "-a", self.base, self.clone.root], check=True)
 
-    def start(self, store: str | None = None) -> subprocess.Popen:
-        env = {**environment(), **({"MLFLOW_TRACKING_URI": store} if store else {})}
+    def start(self, store: str | None = None, forked: bool = False) -> subprocess.Popen:
+        """The running command; a Snakemake that is neither upset nor begins with something wrong can be a
+        fork, too."""
+        env = {**environment(), **({"MLFLOW_TRACKING_URI": store} if store else {}), "PYTHONSAFEPATH": "1"}
+        python = ["-c", SNAKEMAKE, self.clone.interpreter]
         command = [
-            sys.executable,
-            "-P",
-            "-c",
-            SNAKEMAKE,
-            self.clone.interpreter,
+            *([self.clone.interpreter, "-m", "snakemake"] if forked else [sys.executable, *python]),
             "--cores",
             "2",
             "--config",
@@ -160,8 +159,8 @@ class Results:
             preexec_fn=attentive,
         )
 
-    def command(self, store: str | None = None) -> Ended:
-        return ended(self.start(store))
+    def command(self, store: str | None = None, forked: bool = True) -> Ended:
+        return ended(self.start(store, forked))
 
     def contents(self) -> dict[str, str]:
         """The sha256 of each file that the command made, without the history, which has times; and of the
@@ -435,7 +434,7 @@ def begun(results: Results, kind: Begun) -> tuple[str, str]:
     results.fresh()
     with store_of(results, kind) as store:
         with kind.wrong(results):
-            first = results.command(store)
+            first = results.command(store, forked=False)
         again = results.command()
     if kind.says is None:
         wrong = [f"it ended with {first.code}: {first.said[-1500:]}"] if first.code else []

@@ -1,8 +1,9 @@
 """A Python whose libraries are imported already, for the tests that start `python` many times.
 
 A command is started as ever, with a small script in the place of `python` (`interpreter`), and is done by a
-fork of one process (`relinear.machine.warm`). Snakemake's jobs get it too, as `sys.executable`. A fork
-imports relinear itself, so it runs the code that its clone has at that moment.
+fork of one process (`relinear.machine.warm`). Snakemake's jobs get it too, as `sys.executable`, where their
+pipeline has no such process of its own. A fork imports relinear itself, so it runs the code that its clone
+has at that moment. `PYTHONOPTIMIZE` asks for a Python of its own.
 """
 
 import functools
@@ -34,8 +35,16 @@ def interpreter(folder: Path, owner: int, environment: dict[str, str]) -> None:
         f"import sys\nsys.path.insert(0, {str(SOURCE.parent)!r})\nimport"
         f" warm\nsys.exit(warm.end_as(warm.ask({address!r}, sys.argv[1:])))\n"
     )
-    # What is to start without libraries is a Python of its own.
-    script.write_text(f'#!/bin/sh\n[ "$1" = -I ] || set -- -I -S {asks} "$@"\nexec {sys.executable} "$@"\n')
+    # A job comes as `-I -S warm.py -m relinear.cli ...`. It asks its pipeline's process, where that has one.
+    script.write_text(
+        f"""#!/bin/sh
+if [ -z "$PYTHONOPTIMIZE" ]; then
+  [ "$1" != -I ] || [ "$RELINEAR_WARM" ] || shift 3
+  [ "$1" = -I ] || set -- -I -S {asks} "$@"
+fi
+exec {sys.executable} "$@"
+"""
+    )
     script.chmod(0o755)
     # mlflow reads its setting when it is imported. With one thread no pool of threads is lost in a fork.
     env = {**environment, "MLFLOW_DISABLE_TELEMETRY": "true", "OMP_NUM_THREADS": "1"}
@@ -52,7 +61,8 @@ def run(executable: str, request: dict) -> None:
     kind, *rest = argv = request["argv"]
     first = {"-m": request["cwd"], "-c": ""}.get(kind, str(Path(kind).parent))
     paths = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
-    sys.path[:] = [first, *paths, *sys.path[1:]]  # the first is this file's folder
+    before = [] if os.environ.get("PYTHONSAFEPATH") else [first]
+    sys.path[:] = [*before, *paths, *sys.path[1:]]  # the first is this file's folder
     if kind == "-m":
         sys.argv = rest
         runpy.run_module(rest[0], run_name="__main__", alter_sys=True)

@@ -22,4 +22,6 @@ def triton_path(monkeypatch, request):
     """Run the Triton kernels, into memory full of NaN, on numbers that the test's name decides."""
     monkeypatch.setenv("RELINEAR_KERNELS", "triton")
     testing.fill_empty_with_nan(monkeypatch)
+    if testing.DEVICE == "cpu":
+        testing.patch_language_once(monkeypatch)
     torch.manual_seed(sum(map(ord, request.node.nodeid)))

@@ -63,6 +63,27 @@ def fill_empty_with_nan(monkeypatch) -> None:
         monkeypatch.setattr(torch, name, poison)
 
 
+def patch_language_once(monkeypatch) -> None:
+    """Make Triton's interpreter replace the functions of triton.language at each launch alone. It looks
+    through all of them again at each call of a device function within one, for a third of a test's time."""
+    from triton import language
+    from triton.runtime import interpreter
+
+    real, languages, replaced = interpreter._patch_lang, (language, language.core), set()
+
+    def patch(fn):
+        named = {id(value) for value in fn.__globals__.values() if any(value is one for one in languages)}
+        if named <= replaced:
+            return interpreter._LangPatchScope()  # nothing to restore
+        scope = real(fn)
+        replaced.update(named)
+        restore = scope.restore
+        scope.restore = lambda: (restore(), replaced.clear())
+        return scope
+
+    monkeypatch.setattr(interpreter, "_patch_lang", patch)
+
+
 def of_key_heads(args: dict[str, Tensor], groups: int) -> dict[str, Tensor]:
     """Arguments of every query head, with those that a state owns cut to one of each key head."""
     heads = {"w_k": 0, "b_k": 0, "log_decay": -1, "log_gate": 2, "kv": 1, "z": 1}
