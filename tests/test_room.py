@@ -84,7 +84,7 @@ def test_activations_are_those_that_autograd_keeps(config, monkeypatch):
     tokens = torch.randint(64, (2, 96))
     shape = room.Shape.of(config)
     make = GPT2LMHeadModel if isinstance(config, GPT2Config) else LlamaForCausalLM
-    training = room.Training(shape, 0, 0, False, 2, 2, 1, 96, linearized=False)
+    training = room.Training(shape, 0, 0, 0, False, 2, 2, 1, 96, linearized=False)
     got = of_layers(make, config, tokens, monkeypatch)
     assert got == pytest.approx(training.kept * tokens.numel() * 2, rel=0.12)
     alone = of_layers(make, config, tokens, monkeypatch, recomputed=True)
@@ -102,6 +102,7 @@ def counted(row: dict, *, weights: int, whole_logits: bool) -> float:
         room.Shape.of(SHAPES[row["shape"]]),
         2 * weights + 4 * row["trainable_params"],
         4 * row["trainable_params"],
+        0,
         True,
         2,
         row["piece"],
@@ -150,6 +151,7 @@ def test_what_is_refused_is_more_than_compiled_trainings_took(run):
         room.Shape.of(SHAPES["smollm2-135m"]),
         4 * weights if full else 2 * weights + 4 * 900_000,
         4 * weights if full else 4 * 900_000,
+        0,
         not full,
         3 if full else 2,
         16,
@@ -161,7 +163,15 @@ def test_what_is_refused_is_more_than_compiled_trainings_took(run):
 
 
 LLAMA = room.Training(
-    room.Shape.of(SHAPES["llama-3-8b"]), 16_060_522_496 + 27_262_976, 27_262_976, True, 2, 8, 1, 1024
+    room.Shape.of(SHAPES["llama-3-8b"]),
+    16_060_522_496 + 27_262_976,
+    27_262_976,
+    2 * 1_050_673_152,
+    True,
+    2,
+    8,
+    1,
+    1024,
 )
 
 

@@ -104,3 +104,34 @@ def test_a_stream_is_made_that_is_larger_than_the_memory_that_it_may_have(tmp_pa
     assert int(limited(WRITES, tmp_path / "out", tmp_path / "work", corpus, tokens)) > tokens
     made = np.load(tmp_path / "out/train_tokens.npy", mmap_mode="r")
     assert len(made) == tokens and not (tmp_path / "work/tokens.bin").exists()
+
+
+LOADS = """
+import peft
+from relinear.linearize.assemble import to_train
+from relinear.plan.job import Link
+import torch
+
+def anonymous():
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("RssAnon:")[2].split()[0]) * 1024
+
+folder = Path(sys.argv[1])
+links = [Link("lizard", {"window": 8, "meta": 2})]
+before = anonymous()
+model = to_train(folder, links, torch.bfloat16)
+print(sum(p.nbytes for p in model.parameters()), anonymous() - before)
+"""
+
+
+def test_weights_are_mapped_and_not_loaded_where_their_dtype_stays(tmp_path):
+    """So processes of one machine share them, and none has a whole model of its own."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 12, "num_attention_heads": 8}
+    with torch.device("meta"):
+        model = LlamaForCausalLM(LlamaConfig(vocab_size=1000, **sizes))
+    model.to(torch.bfloat16).to_empty(device="cpu").save_pretrained(tmp_path)
+    size, taken = map(int, limited(LOADS, tmp_path).split())
+    assert size > 90 << 20 and taken < 0.3 * size, f"{taken} bytes of its own for weights of {size}"

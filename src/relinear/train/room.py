@@ -3,9 +3,9 @@
 Weights, gradients and AdamW's two moments are counted exactly. Activations are what autograd keeps of plain
 blocks: of each token and layer the inputs and outputs of both norms, queries, keys, values, the attention's
 output in both layouts, and the MLP's inner numbers; of a linearized layer features of queries and keys beside
-them; and the gradients of one block. On H200s that was within 12 % of the peaks of trainings without
-compilation, and compiled blocks kept more than `LEAST` of it (tests/test_room.py). A transfer keeps each
-layer's input, and one layer's graph at a time.
+them; and the gradients of one block. On H200s that was within 15 % of the peaks of trainings without
+compilation, and compiled blocks kept more than `LEAST` of it (tests/test_room.py, tests/test_planned.py). A
+transfer keeps each layer's input, and one layer's graph at a time.
 """
 
 import math
@@ -22,9 +22,10 @@ from relinear.linearize.model import Linearized
 from relinear.machine.distributed import _fits, size
 from relinear.plan.job import Job
 
+GIB = 2**30
 LEAST = 0.6  # the share of the counted activations that compiled blocks kept at least
 LOGIT = 10  # bytes of a logit and its gradient, where all are made at once
-ADDED = 6  # queries' widths that a linearized layer keeps beside its teacher's
+ADDED = 5  # queries' widths that a linearized layer keeps beside its teacher's
 GRAPH = 20  # queries' widths of one layer's graph in a transfer
 
 
@@ -65,6 +66,7 @@ class Training:
     """A training whose memory is counted.
 
     weights, trained: bytes of all parameters, and of those that are trained.
+    outside: bytes of the embeddings and the head, which shards keep gathered from forward to backward.
     beside: what is trained lies beside frozen weights, and is whole in every process.
     width: bytes of a number of the activations, on average.
     batch, accumulate, length: the sequences of a step and their tokens.
@@ -73,6 +75,7 @@ class Training:
     shape: Shape
     weights: int
     trained: int
+    outside: int
     beside: bool
     width: int
     batch: int
@@ -116,7 +119,8 @@ class Training:
         trained = self.trained if self.beside else self.trained // parts
         weights = trained + (self.weights - self.trained) // parts
         if self.sharded:
-            weights += 2 * (self.weights // self.shape.layers)  # this block's and the next one's, gathered
+            # gathered: this block's, the next one's, and what is no block's
+            weights += 2 * (self.weights - self.outside) // self.shape.layers + self.outside
         tokens = self.sequences * self.length
         # one GPU makes a piece of the logits at a time, but not of a head in shards
         logits = tokens * self.shape.vocabulary * LOGIT if self.sharded and not self.transfer else 0
@@ -158,7 +162,7 @@ class Training:
 
 def gib(count: float) -> str:
     """Bytes as GiB."""
-    return f"{count / 2**30:,.1f} GiB"
+    return f"{count / GIB:,.1f} GiB"
 
 
 def account(training: Training, free: int) -> str:
@@ -190,6 +194,8 @@ def of_job(
     """The training of a job, before its model is moved; `dtype`: what autocast computes in."""
     weight = next(model.parameters())
     budget, gpus = job.settings["budget"], size()
+    ends = (model.get_input_embeddings(), model.get_output_embeddings())
+    outside = {id(end.weight): end.weight.nbytes for end in ends if hasattr(end, "weight")}  # may be tied
     sharded = gpus > 1 and job.engine != "ddp"
     if sharded and job.engine == "auto":
         sharded = not _fits(model, list(trained) if beside else None, "cuda")
@@ -197,6 +203,7 @@ def of_job(
         Shape.of(model.config),
         sum(p.nbytes for p in model.parameters()),
         sum(p.nbytes for p in trained),
+        sum(outside.values()),
         beside,
         (weight.element_size() + (dtype or weight.dtype).itemsize) // 2,  # autocast keeps half in float32
         budget["batch_size"],
