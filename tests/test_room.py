@@ -16,6 +16,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 from relinear.benchmarks.training import SHAPES
 from relinear.linearize.assemble import assemble
 from relinear.linearize.faster import fuse_norms, maskless
+from relinear.linearize.model import LAYOUTS
 from relinear.machine import distributed
 from relinear.train import distill, finetune, pretrain, room
 from relinear.train.compiled import recompute
@@ -263,3 +264,9 @@ def test_training_from_scratch_is_counted_too(inputs, tmp_path, monkeypatch):  #
     monkeypatch.setattr(room, "free", lambda model: 1000)
     with pytest.raises(room.TooLargeError, match="AdamW"):
         pretrain.fit(asked, LlamaForCausalLM(LlamaConfig(**SHAPE)), "cuda")
+
+
+@pytest.mark.parametrize("kind", sorted({c.config_class for c in LAYOUTS}, key=lambda c: c.__name__))
+def test_the_sizes_of_every_family_are_found(kind):
+    *sizes, vocabulary = vars(room.Shape.of(kind())).values()
+    assert min(sizes) > 0 and vocabulary >= 0, "pictures have no vocabulary"
