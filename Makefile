@@ -32,6 +32,7 @@ table2: setup ## results/table2.csv, the main job: twenty minutes to an hour on 
 
 test: export OMP_NUM_THREADS = 1
 test: setup ## the tests: 30 to 45 minutes on two cores
+	@$(VENV) -c 'import triton' 2> /dev/null || $(VENV) -m pip install --quiet "$$(grep '^triton==' requirements.lock)"
 	@echo "relinear: testing"
 	@$(VENV) -m pytest -rs $(WORKERS) $(PYTEST_ARGS)
 
@@ -73,8 +74,9 @@ $(INSTALLED): requirements.lock pyproject.toml setup.py
 		"$$python" -m venv --clear .venv; \
 	}
 	@rm -f $@
-	@echo "relinear: [2/3] installing $$(grep -c == requirements.lock) packages: some minutes; 0.7 GB with a CPU build of torch, several with CUDA"
-	@$(TELL) $(VENV) -m pip install --quiet --no-compile --requirement requirements.lock || { \
+	@grep -v '^triton==' requirements.lock > .venv/requirements || true # 0.7 GB, which torch's CUDA build brings itself
+	@echo "relinear: [2/3] installing $$(grep -c == .venv/requirements) packages: some minutes; 2.4 GB on disk with a CPU build of torch, several more with CUDA"
+	@$(TELL) $(VENV) -m pip install --quiet --no-compile --requirement .venv/requirements || { \
 		echo "error: pip could not install the packages. Where it says that it found no version or no connection, the network is missing:" >&2; \
 		echo "connect to it or name a mirror (PIP_INDEX_URL, or PIP_FIND_LINKS with a folder of wheels), then give the same command again." >&2; \
 		exit 1; \

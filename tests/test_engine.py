@@ -7,6 +7,7 @@ Two processes by torchrun: on one CPU through gloo, on two GPUs, where there are
 import json
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -254,6 +255,27 @@ def test_one_process_goes_on_where_two_were_interrupted(interrupted, scale, run,
         "attempt.json",
         "lock",
     ]
+
+
+def test_two_machines_train_what_one_process_does(interrupted):
+    """A torchrun each, which meet at an address, as docs/running.md has it."""
+    run, stage = "lizard", "finetune"
+    shutil.rmtree(folder(interrupted, "ddp", run, stage))
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    meet = ["--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d"]
+    meet += ["--rdzv-endpoint", f"127.0.0.1:{port}", "-m", "relinear.cli", stage, run]
+    command = [sys.executable, "-m", "torch.distributed.run", *meet, *"--scale ddp --threads 1".split()]
+    how = {"cwd": interrupted.root, "env": shell(interrupted), "text": True}
+    machines = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **how) for _ in range(2)
+    ]
+    interrupted.started.extend(machines)
+    said = [machine.communicate()[0] for machine in machines]
+    assert [machine.returncode for machine in machines] == [0, 0], said[0][-3000:] + said[1][-3000:]
+    place = folder(interrupted, "ddp", run, stage)
+    assert json.loads((place / "run.json").read_text())["hardware"]["processes"] == 2
+    assert_same(place, folder(interrupted, "one", run, stage))
 
 
 def test_the_dag_gives_each_rule_its_gpus(tmp_path):

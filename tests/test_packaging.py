@@ -230,6 +230,24 @@ def make_setup(folder: Path, python: str) -> subprocess.CompletedProcess:
     return subprocess.run(["make", "setup", f"PYTHON={python}"], cwd=folder, capture_output=True, text=True)
 
 
+def test_setup_leaves_out_what_only_a_gpu_needs_and_the_tests_bring_it():
+    """torch's CUDA build brings its own triton."""
+    dry = {target: run("make", "--dry-run", "--always-make", target).stdout for target in ("setup", "test")}
+    [filtered] = [line for line in dry["setup"].splitlines() if "> .venv/requirements" in line]
+    left = subprocess.run(
+        f"{filtered.partition('>')[0]}", shell=True, cwd=ROOT, capture_output=True, text=True
+    ).stdout
+    lock = (ROOT / "requirements.lock").read_text()
+    assert (
+        set(lock.splitlines()) - set(left.splitlines())
+        == {line for line in lock.splitlines() if line.startswith("triton")}
+        != set()
+    )
+    assert "--requirement .venv/requirements" in dry["setup"] and "import triton" not in dry["setup"]
+    assert "-c 'import triton' 2> /dev/null ||" in dry["test"]
+    assert "triton" not in parsed(CORE) and "triton" in parsed(EXTRAS["dev"])
+
+
 def test_without_a_suitable_python_make_says_what_it_needs(tmp_path):
     done = make_setup(tmp_path, "no-such-python")
     assert (

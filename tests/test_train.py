@@ -88,9 +88,9 @@ def test_a_death_while_a_checkpoint_is_written_leaves_the_one_before(tmp_path, m
     expected = fit(whole, whole.loss, tmp_path / "a")
     real = module.save_file
 
-    def dies_half_way(tensors, path):
+    def dies_half_way(tensors, path, about):
         if not (tmp_path / "checkpoints/00000004").is_dir():
-            return real(tensors, path)
+            return real(tensors, path, about)
         path.write_bytes(b"half a checkpoi")
         raise Stop
 

@@ -89,6 +89,7 @@ def job_of(plan: Plan, node: Node, *, out: Path, work: Path, leads: bool = True)
         dtype=hardware.dtype,
         engine=hardware.engine,
         compile=hardware.compile,
+        recompute=hardware.recompute,
         checkpoint_seconds=hardware.checkpoint_seconds,
         leads=leads,
         workflow=plan.workflow,

@@ -53,6 +53,7 @@ from relinear.plan.job import PRECISIONS, Job
 from relinear.plan.plan import Plan
 from relinear.stage import job_of
 from relinear.train import distill, finetune
+from relinear.train.room import TooLargeError
 
 SHAPES: dict[str, PreTrainedConfig] = {
     "smollm2-135m": LlamaConfig(
@@ -341,7 +342,7 @@ def work(given: Asked, until: float) -> None:
             continue
         try:
             row = measure(plan, cell, shape_of(cell.shape), given.length, given.dtype)
-        except torch.OutOfMemoryError:
+        except (torch.OutOfMemoryError, TooLargeError):
             if size() > 1:  # the others wait for this process
                 raise
             row = {

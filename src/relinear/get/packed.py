@@ -14,6 +14,7 @@ from relinear.errors import UserError
 
 IGNORED = -100  # the label that torch's cross-entropy skips
 SPLITS = ("train", "heldout")
+BLOCK = 1 << 20  # tokens of a stream that are in memory at a time
 
 
 class Packed:
@@ -102,6 +103,9 @@ def micro_batches(
 def chance_loss(folder: Path, vocabulary: int) -> float:
     """Mean loss on the held-out text of a model that knows how often each token occurs in the training text
     (add-one) and no more."""
-    counts = np.bincount(np.load(Path(folder) / "train_tokens.npy"), minlength=vocabulary) + 1.0
+    train = np.load(Path(folder) / "train_tokens.npy", mmap_mode="r")
+    counts = np.ones(vocabulary)
+    for at in range(0, len(train), BLOCK):
+        counts += np.bincount(train[at : at + BLOCK], minlength=vocabulary)
     heldout = np.load(Path(folder) / "heldout_tokens.npy")
     return float(-np.log(counts[heldout] / counts.sum()).mean())

@@ -120,6 +120,8 @@ class Hardware(Strict):
     engine: Literal["auto", "ddp", "fsdp"] = "auto"
     # torch.compile of the blocks of a model that is trained; auto: on a GPU
     compile: Literal["auto", "on", "off"] = "auto"
+    # a block's activations are computed again in the backward pass: less memory, a third more arithmetic
+    recompute: bool = False
 
 
 class Jobs(Strict):

@@ -46,6 +46,7 @@ class Job:
     dtype: str = "auto"
     engine: str = "auto"
     compile: str = "auto"  # the blocks of a model that is trained: auto is on for a GPU
+    recompute: bool = False  # the activations of each block, in the backward pass
     checkpoint_seconds: float = 0.0
     leads: bool = True
     workflow: Path = Path("workflow")  # the folder of the repository's files that the settings name

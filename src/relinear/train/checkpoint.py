@@ -5,21 +5,29 @@ A checkpoint is a folder named after its step. `rank-<n>.safetensors` has what a
 parameters and of AdamW's moments: of a replica rank 0 has all, of shards each has its own. `state.json` has
 the step, the losses and the random numbers of Python. Beside them lie copies of the files that the training
 itself goes on with, such as its history. `files.json` has the sha256 of each, and is written last.
+
+A file's header says where each of its tensors begins in the whole one, as torch.distributed.checkpoint writes
+it for safetensors: its `HuggingFaceStorageReader` reads these folders. With another number of processes each
+reads the rows of its own shards and no others. That library is not used itself: its own storage pickles, its
+safetensors writer makes each file in memory a second time, and it wants the optimiser's state made before it
+reads one.
 """
 
 import json
+import math
 import random
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 
 from relinear import weights
 from relinear.errors import UserError
@@ -29,6 +37,15 @@ from relinear.machine.distributed import agreed, gathered, rank, sharded
 
 KEPT = 2  # checkpoints: the last, and the one before it
 MANIFEST, STATE, TENSORS = "files.json", "state.json", "rank-{}.safetensors"
+OFFSETS, SAVED = "DCP_SHARDING_INFO", "saved_offsets"  # torch.distributed.checkpoint's words
+
+
+class Piece(NamedTuple):
+    """A part of a tensor of a checkpoint: its file, and where it begins and how large it is, by dimension."""
+
+    file: Path
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
 
 
 def save(
@@ -54,7 +71,9 @@ def save(
     if shards:
         agreed(None)  # wait until the folder is there
     own = scratch / TENSORS.format(rank())
-    save_file(dict(_tensors(parameters, optimiser)), own)
+    held = {name: (x, offsets) for name, x, offsets in _tensors(parameters, optimiser)}
+    begins = json.dumps({name: {SAVED: offsets} for name, (_, offsets) in held.items()})
+    save_file({name: x for name, (x, _) in held.items()}, own, {"format": "pt", OFFSETS: begins})
     written = [(own.name, sha256(own))]
     hashes = dict(gathered(written) if shards else written)
     if rank() > 0:
@@ -100,18 +119,14 @@ def restore(
         return 0, []
     state = json.loads((found / STATE).read_bytes())
     with ExitStack() as stack:
-        files = [
-            stack.enter_context(safe_open(path, "pt"))
-            for path in sorted(found.glob(TENSORS.format("*")), key=_number)
-        ]
-        holders: dict[str, list] = {}
-        for file in files:
-            for tensor in file.keys():  # noqa: SIM118, no mapping
-                holders.setdefault(tensor, []).append(file)
-        _load(holders, parameters, optimiser, found)
-        torch.set_rng_state(files[0].get_tensor("rng.cpu"))
-        if "rng.cuda" in holders:
-            torch.cuda.set_rng_state(files[0].get_tensor("rng.cuda"))
+        pieces = _pieces(found)
+        paths = {piece.file for some in pieces.values() for piece in some}
+        files = {path: stack.enter_context(safe_open(path, "pt")) for path in paths}
+        _load(pieces, files, parameters, optimiser, found)
+        first = files[found / TENSORS.format(0)]
+        torch.set_rng_state(first.get_tensor("rng.cpu"))
+        if "rng.cuda" in pieces:
+            torch.cuda.set_rng_state(first.get_tensor("rng.cuda"))
     version, inner, gauss = state["python"]
     random.setstate((version, tuple(inner), gauss))
     return state["step"], state["losses"]
@@ -119,54 +134,107 @@ def restore(
 
 def _tensors(
     parameters: Sequence[nn.Parameter], optimiser: torch.optim.Optimizer
-) -> Iterator[tuple[str, Tensor]]:
-    """The tensors that this process writes: its pieces of sharded ones, and on the first process also the
-    whole ones."""
+) -> Iterator[tuple[str, Tensor, list[int]]]:
+    """The tensors that this process writes, and where each begins in the whole one: its pieces of sharded
+    ones, and on the first process also the whole ones."""
     if rank() == 0:
-        yield "rng.cpu", torch.get_rng_state()
+        yield "rng.cpu", torch.get_rng_state(), [0]
         if torch.cuda.is_available():
-            yield "rng.cuda", torch.cuda.get_rng_state()
+            yield "rng.cuda", torch.cuda.get_rng_state(), [0]
     for number, parameter in enumerate(parameters):
         for name, x in {"parameter": parameter, **optimiser.state.get(parameter, {})}.items():
-            if isinstance(x, DTensor) or rank() == 0:
-                yield (
-                    f"{name}.{number}",
-                    (x.to_local() if isinstance(x, DTensor) else x).detach().contiguous(),
-                )
+            if isinstance(x, DTensor):
+                if (piece := x.to_local().detach()).numel():  # a short tensor leaves some processes without
+                    yield f"{name}.{number}", piece.contiguous(), _begin(x)
+            elif rank() == 0:
+                yield f"{name}.{number}", x.detach().contiguous(), [0] * x.ndim
+
+
+def _begin(x: DTensor) -> list[int]:
+    """Where this process's shard of a tensor begins, by dimension."""
+    [chunk] = x.__create_chunk_list__()
+    return list(chunk.offsets)
+
+
+def _pieces(folder: Path) -> dict[str, list[Piece]]:
+    """The pieces of each tensor of a checkpoint. Raises ValueError where they are not a whole tensor."""
+    found: dict[str, list[Piece]] = {}
+    for path in sorted(folder.glob(TENSORS.format("*"))):
+        tensors = weights.header(path)
+        with safe_open(path, "pt") as file:
+            begins = json.loads((file.metadata() or {}).get(OFFSETS, "{}"))
+        for name, tensor in tensors.items():
+            if name not in begins:
+                raise ValueError(f"{path.name} does not say where its {name} begins")
+            found.setdefault(name, []).append(Piece(path, tuple(begins[name][SAVED]), tensor.shape))
+    for name, pieces in found.items():
+        got, size = sum(math.prod(piece.sizes) for piece in pieces), math.prod(_shape(pieces))
+        if got != size:
+            raise ValueError(f"its files have {got} of the {size} numbers of {name}")
+    return found
+
+
+def _shape(pieces: Sequence[Piece]) -> tuple[int, ...]:
+    """The shape of the tensor that pieces are of."""
+    ends = [tuple(map(sum, zip(piece.offsets, piece.sizes, strict=True))) for piece in pieces]
+    return tuple(map(max, zip(*ends, strict=True)))
+
+
+def _read(files: Mapping[Path, Any], name: str, pieces: Sequence[Piece], begin: Sequence[int], to: Tensor):
+    """Fill a tensor, which begins at `begin` of the whole one, from the pieces that lie in it."""
+    for piece in pieces:
+        first = [max(*pair) for pair in zip(begin, piece.offsets, strict=True)]
+        ends = zip(begin, to.shape, piece.offsets, piece.sizes, strict=True)
+        last = [min(at + size, start + length) for at, size, start, length in ends]
+        if any(a >= b for a, b in zip(first, last, strict=True)):
+            continue
+        of_piece, of_own = (
+            tuple(slice(a - at, b - at) for a, b, at in zip(first, last, place, strict=True))
+            for place in (piece.offsets, begin)
+        )
+        file = files[piece.file]
+        to[of_own].copy_(file.get_slice(name)[of_piece] if to.ndim else file.get_tensor(name))
 
 
 @torch.no_grad()
 def _load(
-    holders: Mapping[str, list],
+    pieces: Mapping[str, Sequence[Piece]],
+    files: Mapping[Path, Any],
     parameters: Sequence[nn.Parameter],
     optimiser: torch.optim.Optimizer,
     where: Path,
 ) -> None:
-    """Give parameters and optimiser the tensors of a checkpoint's files, `holders` of each; pieces are
-    joined, and cut anew for these processes."""
-    names = {name for name in holders if name.startswith("parameter.")}
+    """Give parameters and optimiser the tensors of a checkpoint; of sharded ones this process reads its
+    part, however many processes wrote them."""
+    names = {name for name in pieces if name.startswith("parameter.")}
     if names != {f"parameter.{number}" for number in range(len(parameters))}:
         raise UserError(
             f"{where} has {len(names)} parameters, and this training {len(parameters)}; remove {where.parent}"
             " to begin anew"
         )
     for number, parameter in enumerate(parameters):
-        found = {}
-        for name in [name for name in holders if name.endswith(f".{number}")]:
-            pieces = [file.get_tensor(name) for file in holders[name]]
-            x = (torch.cat(pieces) if len(pieces) > 1 else pieces[0]).to(parameter.device)
-            if isinstance(parameter, DTensor) and x.shape == parameter.shape:
-                x = distribute_tensor(x, parameter.device_mesh, parameter.placements, src_data_rank=None)
-            found[name.rpartition(".")[0]] = x
-        value = found.pop("parameter")
-        if value.shape != parameter.shape:
+        if (shape := _shape(pieces[f"parameter.{number}"])) != parameter.shape:
             raise UserError(
-                f"{where}: parameter {number} is {list(value.shape)}, and this training's"
-                f" {list(parameter.shape)}; remove {where.parent}"
+                f"{where}: parameter {number} is {list(shape)}, and this training's {list(parameter.shape)};"
+                f" remove {where.parent}"
             )
-        parameter.copy_(value)
-        if found:  # a parameter without a gradient has no moments
-            optimiser.state[parameter] = found
+        state = {}
+        for name in [name for name in pieces if name.endswith(f".{number}")]:
+            field, shape = name.rpartition(".")[0], _shape(pieces[name])
+            if isinstance(parameter, DTensor) and shape == parameter.shape:
+                x = parameter if field == "parameter" else torch.zeros_like(parameter)
+                _read(files, name, pieces[name], _begin(parameter), x.to_local())
+            elif len(pieces[name]) == 1:
+                x = files[pieces[name][0].file].get_tensor(name).to(parameter.device)
+            else:
+                x = torch.empty(shape, dtype=parameter.dtype, device=parameter.device)
+                _read(files, name, pieces[name], [0] * len(shape), x)
+            if field != "parameter":
+                state[field] = x
+            elif x is not parameter:
+                parameter.copy_(x)
+        if state:  # a parameter without a gradient has no moments
+            optimiser.state[parameter] = state
 
 
 def _whole(folder: Path, name: str) -> Path | None:
@@ -188,10 +256,6 @@ def _newest_first(folder: Path) -> list[Path]:
     return sorted(found, key=lambda path: int(path.name), reverse=True)
 
 
-def _number(path: Path) -> int:
-    return int(path.stem.rpartition("-")[2])
-
-
 def _broken(path: Path) -> str | None:
     """The way in which a checkpoint differs from what was written; None where it does not."""
     try:
@@ -205,8 +269,7 @@ def _broken(path: Path) -> str | None:
         ]
         if wrong:
             return f"{wrong[0]} is not the file that was written"
-        for tensors in path.glob(TENSORS.format("*")):
-            weights.header(tensors)
-    except (OSError, ValueError, TypeError) as error:
+        _pieces(path)
+    except (OSError, ValueError, TypeError, KeyError, SafetensorError) as error:
         return str(error)
     return None

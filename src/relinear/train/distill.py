@@ -22,6 +22,7 @@ from relinear.machine.hardware import memory_bytes, moved, place
 from relinear.plan.job import Job
 from relinear.train.compiled import compile_blocks, wanted
 from relinear.train.loop import train
+from relinear.train.room import Fits
 
 
 def work(job: Job) -> dict:
@@ -46,6 +47,7 @@ def fit(job: Job, model: PreTrainedModel, device: str) -> dict:
         p.requires_grad_(True)
     if device == "cuda":
         fuse_norms(model)
+    fits = Fits(job, model, parameters, device, beside=True, transfer=True)
     job.hardware["engine"] = spread(model, parameters, device, job.engine)
     batch, accumulate = budget["batch_size"], budget["accumulate"]
     steps = max(budget["epochs"] * len(text) // (batch * accumulate), 1)
@@ -101,24 +103,25 @@ def fit(job: Job, model: PreTrainedModel, device: str) -> dict:
                 yield f"layer_{i:02}", forms[-1](method, inputs) / parts
 
     tokens_per_step = text.tokens_of(batch * accumulate)
-    train(
-        loss,
-        [(parameters, recipe["lr"])],
-        batches=batches,
-        steps=steps,
-        tokens_per_step=tokens_per_step,
-        recipe=recipe,
-        loss_scale=recipe["loss_scale"],
-        checkpoint=job.work / "checkpoints",
-        checkpoint_seconds=job.checkpoint_seconds,
-        beside=(job.history,),
-        log=job.log,
-        resumed=job.resume,
-        memory=lambda: memory_bytes(device),
-        name=job.name,
-        recorded=replayed,
-        eager=eager,
-    )
+    with fits:
+        train(
+            loss,
+            [(parameters, recipe["lr"])],
+            batches=batches,
+            steps=steps,
+            tokens_per_step=tokens_per_step,
+            recipe=recipe,
+            loss_scale=recipe["loss_scale"],
+            checkpoint=job.work / "checkpoints",
+            checkpoint_seconds=job.checkpoint_seconds,
+            beside=(job.history,),
+            log=job.log,
+            resumed=job.resume,
+            memory=lambda: memory_bytes(device),
+            name=job.name,
+            recorded=replayed,
+            eager=eager,
+        )
     job.tokens = text.tokens_of(steps * batch * accumulate)
     return {
         **job.losses(),

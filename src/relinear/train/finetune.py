@@ -21,9 +21,10 @@ from relinear.linearize.model import Linearized
 from relinear.machine.distributed import spread
 from relinear.machine.hardware import memory_bytes, place
 from relinear.plan.job import Job
-from relinear.train.compiled import compile_blocks, wanted, windowed
+from relinear.train.compiled import compile_blocks, recompute, wanted, windowed
 from relinear.train.loop import train
 from relinear.train.next_token import batches_of, collected, summed_loss
+from relinear.train.room import Fits
 
 
 def work(job: Job) -> dict:
@@ -118,11 +119,14 @@ def fit(job: Job, base: PreTrainedModel, device: str, dtype: torch.dtype) -> tup
     model, groups = trained_groups(job, base)
     if device == "cuda":
         fuse_norms(model)
-    job.hardware["engine"] = spread(
-        model, None if full else [p for ps, _ in groups for p in ps], device, job.engine
-    )
+    trained = [p for ps, _ in groups for p in ps]
+    fits = Fits(job, model, trained, device, beside=not full, dtype=dtype if full else None)
+    job.hardware["engine"] = spread(model, None if full else trained, device, job.engine)
     # A mask, even none at all, has transformers look at positions in main memory, which cannot be recorded.
     recorded = device == "cuda" and job.hardware["engine"] == "ddp" and maskless(base)
+    if job.recompute:
+        recompute(base)
+        recorded = False
     if full:
         # a sharded model has new parameter objects
         groups = [([p for p in model.parameters() if p.requires_grad], groups[0][1])]
@@ -146,24 +150,25 @@ def fit(job: Job, base: PreTrainedModel, device: str, dtype: torch.dtype) -> tup
         seed=job.seed,
         name=job.name,
     )
-    train(
-        loss,
-        groups,
-        batches=batches,
-        steps=steps,
-        tokens_per_step=tokens_per_step,
-        recipe=recipe,
-        checkpoint=job.work / "checkpoints",
-        checkpoint_seconds=job.checkpoint_seconds,
-        beside=(job.history,),
-        log=job.log,
-        resumed=job.resume,
-        memory=lambda: memory_bytes(device),
-        name=job.name,
-        chance=chance_loss(job.parents["text"], base.config.vocab_size),
-        recorded=recorded,
-        eager=eager,
-    )
+    with fits:
+        train(
+            loss,
+            groups,
+            batches=batches,
+            steps=steps,
+            tokens_per_step=tokens_per_step,
+            recipe=recipe,
+            checkpoint=job.work / "checkpoints",
+            checkpoint_seconds=job.checkpoint_seconds,
+            beside=(job.history,),
+            log=job.log,
+            resumed=job.resume,
+            memory=lambda: memory_bytes(device),
+            name=job.name,
+            chance=chance_loss(job.parents["text"], base.config.vocab_size),
+            recorded=recorded,
+            eager=eager,
+        )
     job.tokens = steps * tokens_per_step
     return model, {
         **job.losses(),

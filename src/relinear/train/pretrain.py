@@ -27,9 +27,10 @@ from relinear.linearize.loading import auto_class
 from relinear.machine.distributed import agreed, share, spread, summed
 from relinear.machine.hardware import memory_bytes, place
 from relinear.plan.job import Job
-from relinear.train.compiled import compile_blocks, wanted
+from relinear.train.compiled import compile_blocks, recompute, wanted
 from relinear.train.loop import train
 from relinear.train.next_token import batches_of, collected, summed_loss
+from relinear.train.room import Fits
 
 BEST = "best.safetensors"  # in the job's work folder: the weights of the lowest validation loss so far
 WEIGHTS = "model.safetensors"
@@ -111,8 +112,12 @@ def fit(job: Job, model: PreTrainedModel, device: str, dtype: torch.dtype = torc
         )
     if device == "cuda":
         fuse_norms(model)
+    fits = Fits(job, model, list(model.parameters()), device, beside=False, dtype=dtype)
     job.hardware["engine"] = spread(model, None, device, job.engine)
     recorded = device == "cuda" and job.hardware["engine"] == "ddp" and maskless(model)
+    if job.recompute:
+        recompute(model)
+        recorded = False
     parameters = [p for p in model.parameters() if p.requires_grad]
     model.train()
     batch, accumulate = budget["batch_size"], budget["accumulate"]
@@ -135,24 +140,25 @@ def fit(job: Job, model: PreTrainedModel, device: str, dtype: torch.dtype = torc
         name=job.name,
     )
     try:
-        train(
-            loss,
-            [(parameters, recipe["lr"])],
-            batches=batches,
-            steps=steps,
-            tokens_per_step=tokens_per_step,
-            recipe=recipe,
-            checkpoint=job.work / "checkpoints",
-            beside=(job.history, job.work / BEST),
-            checkpoint_seconds=job.checkpoint_seconds,
-            log=validation.log,
-            resumed=validation.resume,
-            memory=lambda: memory_bytes(device),
-            name=job.name,
-            chance=chance_loss(job.parents["text"], model.config.vocab_size),
-            recorded=recorded,
-            eager=eager,
-        )
+        with fits:
+            train(
+                loss,
+                [(parameters, recipe["lr"])],
+                batches=batches,
+                steps=steps,
+                tokens_per_step=tokens_per_step,
+                recipe=recipe,
+                checkpoint=job.work / "checkpoints",
+                beside=(job.history, job.work / BEST),
+                checkpoint_seconds=job.checkpoint_seconds,
+                log=validation.log,
+                resumed=validation.resume,
+                memory=lambda: memory_bytes(device),
+                name=job.name,
+                chance=chance_loss(job.parents["text"], model.config.vocab_size),
+                recorded=recorded,
+                eager=eager,
+            )
     except Converged:
         if device == "cuda":
             torch.cuda.synchronize()  # the loop's own stream, which it left without waiting
