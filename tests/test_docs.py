@@ -279,7 +279,7 @@ def test_each_table_and_figure_has_a_footer_with_its_cards_commits_and_days():
     text = "".join(page for page, _ in reported().values())
     places = re.split(r"\n### In ", text)[1:]
     without = [place.split("**")[1] for place in places if "\n- Made with " not in place]
-    assert places and without == ["Hedgehog in text."], "which counts parameters"
+    assert places and without == ["Hedgehog parameters."], "which counts parameters"
     [table1] = [place for place in places if "/smollm2/lolcats/table1.provenance.json" in place]
     assert re.search(
         r"- Made with NVIDIA H200, torch 2.11.0, .*; commits `fd27f8e`; 2026-11-\d\d\.\n", table1

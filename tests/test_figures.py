@@ -21,7 +21,7 @@ from relinear.draw.claims import UNTESTED, judge
 from relinear.draw.curves import _finish, points_of
 from relinear.draw.drawing import make
 from relinear.draw.frame import frame_of
-from relinear.draw.grid import heat_of
+from relinear.draw.grid import _beside, heat_of
 from relinear.draw.weights import per_head
 from relinear.plan.claims import Claim
 from relinear.plan.figures import Panel
@@ -301,6 +301,34 @@ def test_panels_of_several_metrics_are_drawn_with_a_scale_each(tmp_path):
         for h in range(3)
     ]
     draw(artefact, {("supra", "maps"): measurement("supra", "maps", *values)}, tmp_path / "out")
+
+
+def test_a_panels_title_has_its_mean_or_on_a_logarithmic_scale_its_median(tmp_path):
+    """A mean over a few huge cells says nothing of the rest."""
+    cell = {"measure": "maps", "of": "attention", "x": "head", "y": "layer"}
+    panels = [
+        {"title": m, "run": "supra", "metric": m, "log": m == "distance"} for m in ("cosine", "distance")
+    ]
+    spec = {"draw": "grid", "middles": True, "cell": cell, "panels": panels}
+    artefact = read(paper(tmp_path, stem="figure3", **spec))
+    values = [
+        reading(m, (0.25, 0.5, 4000.0)[h], None, of="attention", layer=0, head=h)
+        for m in ("cosine", "distance")
+        for h in range(3)
+    ]
+    means = [reading(m, 1333.0, 20.0, of="attention") for m in ("cosine", "distance")]
+    frame = frame_of({("supra", "maps"): measurement("supra", "maps", *values, *means)})
+    titles = [heat_of(artefact.spec, panel, frame).middle for panel in artefact.spec.panels]
+    assert titles == ["mean 1.33e+03 ± 2e+01", "median 0.5"]
+    plain = artefact.spec.model_copy(update={"middles": False})
+    assert heat_of(plain, plain.panels[0], frame).middle == ""
+
+
+@pytest.mark.parametrize(("panels", "beside"), [(5, 5), (10, 5), (8, 4), (6, 3), (7, 4), (11, 4)])
+def test_five_panels_stand_in_a_row_where_that_leaves_no_gap_else_four_at_most(tmp_path, panels, beside):
+    shown = [{"title": f"{i}", "run": f"r{i}"} for i in range(panels)]
+    spec = read(paper(tmp_path, stem="figure3", **GRID | {"panels": shown, "claims": []})).spec
+    assert _beside(spec, {}) == beside
 
 
 @pytest.mark.parametrize(("heads", "written"), [(2, "0.0621"), (4, "0.06"), (6, ""), (20, "")])
@@ -884,3 +912,15 @@ def test_pictures_have_no_date_in_them(tmp_path):
         for folder in ("a", "b"):
             write_figure(tmp_path / folder / f"x.{suffix}", Figure())
         assert (tmp_path / f"a/x.{suffix}").read_bytes() == (tmp_path / f"b/x.{suffix}").read_bytes()
+
+
+def test_hedgehogs_figure_4_says_what_its_points_tell_of_the_papers():
+    """Accuracy falls with entropy, or rises, or neither; few points say nothing."""
+    correlation = own.load(
+        ROOT / "workflow/papers/hedgehog/figure4.py", "figure(spec, rows, about)"
+    ).correlation
+    falls = [(float(i), 100.0 - 9 * i) for i in range(8)]
+    assert correlation(falls)[0].endswith("the 8 points is -1.00 (p = 0): as in the paper.")
+    assert correlation([(x, -y) for x, y in falls])[0].endswith(": against the paper.")
+    assert correlation([(1.0, 2.0), (2.0, 1.0), (3.0, 2.5), (4.0, 1.5)])[0].endswith(": not told from none.")
+    assert correlation(falls[:3]) == []

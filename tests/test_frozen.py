@@ -120,7 +120,7 @@ def test_what_lolcats_says_in_its_text_is_counted_at_the_papers_shape():
 
 
 def test_hedgehog_s_maps_are_the_printed_share_of_llama_2_by_two_maps_without_biases_alone(tmp_path):
-    artefact = read(ROOT / "workflow/papers/hedgehog/intext.yaml")
+    artefact = read(ROOT / "workflow/papers/hedgehog/parameters.yaml")
     script = own.load(artefact.script, "draw(spec, measured, about, out)")
     heads, dim, llama = 32 * 32, 128, 6_738_415_616
     maps = {
@@ -152,7 +152,7 @@ def table7(workflow: Path, out: Path) -> dict[str, str]:
         )
         (out / "runs/lizard" / step).mkdir(parents=True)
         (out / "runs/lizard" / step / "run.json").write_text(
-            json.dumps({"config": settings, "hardware": hardware, "tokens": tokens})
+            json.dumps({"config": settings, "hardware": hardware, "tokens": tokens, "parents": {}})
         )
     artefact = read(ROOT / "workflow/papers/lizard/table7.yaml")
     found = SimpleNamespace(folder=out / "runs/lizard/perplexity")
@@ -169,7 +169,7 @@ def test_lizards_configuration_is_the_papers_table_7_until_it_drifts(tmp_path):
     known = {"gpus"}
     assert {setting for setting, verdict in same.items() if verdict == "no"} == known and list(
         same.values()
-    ).count("yes") == 14
+    ).count("yes") == 19
     assert "gpus,8 x A100 80GB,none,no" in (tmp_path / "as it is/table7.csv").read_text()
     drifts = {
         "distill_lr": ("lr: 1.0e-3", "lr: 1.0e-2"),
@@ -200,4 +200,4 @@ def test_lizards_recipe_is_the_papers_but_for_what_is_known_to_differ():
         "sequence_length",
         "micro_batch",
     }
-    assert list(same.values()).count("yes") == 12
+    assert list(same.values()).count("yes") == 17

@@ -29,6 +29,7 @@ from relinear.attention._base import Heads, Inputs, softmax_output, softmax_weig
 from relinear.linearize.transfer import layer_inputs, record
 from relinear.plan.options import adds_parameters
 from relinear.stages._stage import method_file
+from relinear_kernels.sliding_window_attention_reference import sliding_window_weights
 from relinear_kernels.testing import Written
 
 WINDOW = 16
@@ -42,7 +43,13 @@ VARIANTS = {
         {"map": "cosformer", "length": 1024},
         {"map": "taylor"},
     ],
-    "hedgehog": [{}, {"feature": "exp_pm"}, {"tied": True, "bias": True}],
+    "hedgehog": [
+        {},
+        {"feature": "exp_pm"},
+        {"tied": True, "bias": True},
+        {"feature": "exp", "tied": True, "bias": True},
+        {"feature": "max_pm"},
+    ],
     "lizard": [
         {"window": WINDOW},
         {"window": WINDOW, "meta": 0, "gates": "shared", "gate_bias": None, "window_rope": False},
@@ -63,6 +70,7 @@ VARIANTS = {
             "gate_temperature": 16.0,
         },
         {"window": WINDOW, "linear_rope": True},
+        {"window": WINDOW, "learned_meta": True},
         {"window": WINDOW, "gate": "none", "state_per": "key_head"},
         {"window": 0, "meta": 0},
         {
@@ -406,7 +414,23 @@ def test_explicit_weights_times_values_are_the_output(case):
     method, inputs = one_layer(case)
     weights = method.attention_weights(inputs)
     assert torch.equal(weights, weights.tril())
-    close(torch.einsum("bhti,bihd->bthd", weights.double(), repeated(inputs.v, HEADS)), method(inputs)[0])
+    close(
+        torch.einsum("bhti,bihd->bthd", weights.double(), repeated(inputs.v, HEADS))
+        + learned(method, inputs),
+        method(inputs)[0],
+    )
+
+
+def learned(method, inputs):
+    """What learned meta tokens add to the output of the text's own keys, from the definition of the window;
+    0 of any other method."""
+    if not getattr(method.options, "learned_meta", False):
+        return 0.0
+    q, k, _, given = method._behind_meta(inputs)
+    m = method.options.meta
+    weights = method.alpha.double()[:, None, None] * sliding_window_weights(q, k, **given)[..., m:, :m]
+    values = method.meta_v.double().expand(len(q), *method.meta_v.shape)
+    return torch.einsum("bhti,bihd->bthd", weights.double(), repeated(values, HEADS))
 
 
 def condition(method, inputs) -> float:
@@ -438,7 +462,7 @@ def by_definition(method, inputs):
     """The method's output, computed from its explicit T x T weights."""
     y = torch.einsum(
         "bhti,bihd->bthd", method.attention_weights(inputs), repeated(inputs.v, HEADS).to(torch.float64)
-    )
+    ) + learned(method, inputs)
     return method.norm(y.flatten(0, 1).flatten(1)).view_as(y) if hasattr(method, "norm") else y
 
 

@@ -12,7 +12,10 @@ has it too, at angles that then grow with the sequence; `normalize` y_gate, as i
 matrix and recurrent forms do not: beside an alpha of 1 the unnormalised one can learn what the window lacks,
 and transfers far better; feature `softmax_pm` (its Table 7) or `exp_pm` (its text); `state_per` whether maps
 of keys, gates and states are one of each query head or, ours, of each key head. Meta tokens are the first
-`meta` real positions, k_0 to k_{m-1} in its text. A `window` of 0 is y_gate alone (Table 5).
+`meta` real positions, k_0 to k_{m-1} in its text. `learned_meta` reads "prepended special tokens" instead:
+before the text stand `meta` keys and values of each key head that are learned, at the rotary angle of
+position 0; `attention_weights` has the text's keys alone, and the learned ones take the rest of the window's
+weight. A `window` of 0 is y_gate alone (Table 5).
 
 `gate` is the form of gamma (Table 3), with b_g the same at the start for all that have one:
 `sigmoid` sigmoid(W_g x + b_g); `mamba2` exp(-softplus(W_g x - b_g) exp(a)), a one per gate and 0 at the
@@ -69,6 +72,7 @@ class Options(_base.StateOptions):
 
     window: int = Field(default=128, ge=0)
     meta: int = Field(default=4, ge=0)
+    learned_meta: bool = False
     feature: Literal["softmax_pm", "exp_pm"] = "softmax_pm"
     gate: Literal["sigmoid", "mamba2", "low_rank", "pool", "none"] = "sigmoid"
     gates: Literal["head", "shared", "channel"] = "head"
@@ -113,6 +117,8 @@ class Options(_base.StateOptions):
                 f"meta tokens are seen beside a window, and a window of 0 is none; got meta {self.meta},"
                 " possible: 0"
             )
+        if self.learned_meta and not self.meta:
+            raise ValueError("learned_meta is of meta tokens; got meta 0, possible: learned_meta false")
         return self
 
 
@@ -176,6 +182,10 @@ class Method(Parts, Attention):
             self.rate = nn.Parameter(torch.zeros(gates))
         if options.window:
             self.alpha = nn.Parameter(torch.full((h,), options.alpha))
+        if options.learned_meta:  # keys that differ, so that each learns for itself; and no values
+            tokens = (options.meta, heads.groups, d)
+            self.meta_k = nn.Parameter(torch.eye(options.meta, d)[:, None].expand(tokens).clone())
+            self.meta_v = nn.Parameter(torch.zeros(tokens))
 
     @property
     def unbounded_rotary(self) -> bool:
@@ -318,9 +328,33 @@ class Method(Parts, Attention):
         return y, PooledState(after, means[:, 1 - POOLED :], real[:, 1 - POOLED :])
 
     def _near(self, inputs: Inputs, state: WindowState | None):
+        if self._learned and state is None:
+            q, k, v, given = self._behind_meta(inputs)
+            y, state = sliding_window_attention(q, k, v, **given, return_state=True)
+            return y[:, self.options.meta :], state
         return sliding_window_attention(
             *self._window_qk(inputs), inputs.v, **self._window(inputs), initial_state=state, return_state=True
         )  # fmt: skip
+
+    @property
+    def _learned(self) -> bool:
+        return self.options.learned_meta and "meta" not in self.switched_off
+
+    def _behind_meta(self, inputs: Inputs) -> tuple[Tensor, Tensor, Tensor, dict]:
+        """q, k and v of the window with the learned tokens before them, whose queries are zero, and the
+        window's further arguments: the first real positions are the learned ones then."""
+        q, k = self._window_qk(inputs)
+        batch, meta = q.shape[0], self.options.meta
+        before = lambda p, x: torch.cat([p.to(x.dtype).expand(batch, *p.shape), x], 1)  # noqa: E731
+        given, mask = self._window(inputs), inputs.key_mask
+        if mask is not None:
+            given["key_mask"] = nn.functional.pad(mask, (meta, 0), value=True)
+        return (
+            nn.functional.pad(q, (0, 0, 0, 0, meta, 0)),
+            before(self.meta_k, k),
+            before(self.meta_v, inputs.v),
+            given,
+        )
 
     def init_state(self, batch, device=None):
         """The state of both parts before the first token; with one part off, the other's alone."""
@@ -332,17 +366,29 @@ class Method(Parts, Attention):
         if self._far_only:
             return gate
         window = window_state(batch, o.window - 1, h.groups, h.dim, meta=self._meta, device=device)
+        if self._learned:  # seen from any distance, from the first token on, and in no window
+            put = lambda p, old: p.to(old).expand(old.shape).contiguous()  # noqa: E731
+            window = window._replace(
+                meta_k=put(self.meta_k, window.meta_k),
+                meta_v=put(self.meta_v, window.meta_v),
+                meta_age=torch.full_like(window.meta_age, o.window),
+            )
         return window if "linear" in self.switched_off else LizardState(gate, window)
 
     def attention_weights(self, inputs: Inputs):
-        """Both parts as one matrix; its rows sum to 1 + alpha, as the paper's sum does."""
+        """Both parts as one matrix; its rows sum to 1 + alpha, as the paper's sum does, or to less where meta
+        tokens are learned."""
         weights = (
             gated_linear_attention_weights if self.options.gates == "channel" else linear_attention_weights
         )
         gated = weights(*self._linear_qk(inputs), **self._gated(inputs))
         if self._far_only:
             return gated
-        near = wide(self.alpha)[:, None, None] * sliding_window_weights(
-            *self._window_qk(inputs), **self._window(inputs)
-        )
+        near = wide(self.alpha)[:, None, None] * self._near_weights(inputs)
         return near if "linear" in self.switched_off else gated + near
+
+    def _near_weights(self, inputs: Inputs) -> Float[Tensor, "B H T T"]:
+        if not self._learned:
+            return sliding_window_weights(*self._window_qk(inputs), **self._window(inputs))
+        q, k, _, given = self._behind_meta(inputs)
+        return sliding_window_weights(q, k, **given)[..., self.options.meta :, self.options.meta :]

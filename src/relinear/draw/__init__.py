@@ -1,8 +1,8 @@
 """Tables and figures: measurements in, files out; no training, no network, no torch.
 
 The spec of a table or figure (`relinear.plan.specs`) names a shape, and the shape is a module of this folder:
-`table`, `picture`, `curves`, `attention_maps`, `grid`, `own`. Each offers `drawn(artefact, measured, about)`,
-which returns what `relinear.draw.drawing` writes.
+`table`, `picture`, `curves`, `attention_maps`, `grid`, `deviations`, `own`. Each offers `drawn(artefact,
+measured, about)`, which returns what `relinear.draw.drawing` writes.
 """
 
 from collections.abc import Collection, Mapping

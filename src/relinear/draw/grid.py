@@ -27,12 +27,14 @@ from relinear.plan.figures import Grid, GridPanel
 from relinear.plan.names import split
 from relinear.plan.specs import Artefact
 
-MOST_BESIDE = 4  # panels in a row
+MOST_BESIDE = 4  # panels in a row; one more where that leaves no gap
 # inches: what stands beside the panels of a row, and the least width of a cell with a number
 BESIDE, CELL = 1.6, 0.26
 EDGES = {"x": "\u25be", "y": "\u25c2"}  # the marks at the edges of a panel, along each axis
 UNITS = {"length": "length, tokens", "distance": "distance, tokens", "depth": "depth, share of the length"}
 BARS = {  # what a colour bar calls a metric whose name says less
+    "kl": "KL of attention weights, nats",
+    "mse": "MSE of head outputs",
     "singular_values": "distance of singular values",
     "singular_values_normalised": "distance of singular values",
     "cosine_normalised": "cosine",
@@ -50,14 +52,15 @@ DIGIT = 0.08  # inches, the width of a digit
 
 
 class Heat(NamedTuple):
-    """A panel's values [y, x], NaN where there is no reading; where lines are drawn, by axis; and the marks
-    of each x that is not informative."""
+    """A panel's values [y, x], NaN where there is no reading; where lines are drawn, by axis; the marks of
+    each x that is not informative; and the mean or median, if that is shown."""
 
     xs: list[Scalar]
     ys: list[Scalar]
     values: np.ndarray
     lines: Mapping[str, float] = {}
     marks: Mapping[Scalar, str] = {}
+    middle: str = ""
 
 
 def drawn(artefact: Artefact, measured: Measurements, about: About) -> Drawn:
@@ -148,7 +151,21 @@ def heat_of(spec: Grid, panel: GridPanel, frame: DataFrame) -> Heat:
         heat,
         {axis: value for axis, value in lines.items() if value},
         {x: _marks(panel, frame, {spec.cell.x: x}) for x in xs},
+        _middle(panel, frame, heat) if spec.middles else "",
     )
+
+
+def _middle(panel: GridPanel, frame: DataFrame, heat: np.ndarray) -> str:
+    """The metric's reading without axes, which is its mean, with its error; on a logarithmic scale, where a
+    few cells may make a mean, the median of the cells."""
+    if panel.log:
+        return f"median {np.nanmedian(heat):.3g}"
+    rows = select(frame, panel.run, panel.measure, panel.metric, panel.of)
+    found = next((reading for _, _, reading in readings_in(rows)), None)
+    if found is None or found.value is None:
+        return ""
+    error = f" ± {panel.factor * found.stderr:.1g}" if found.stderr is not None else ""
+    return f"mean {panel.factor * found.value:.3g}{error}"
 
 
 def _marks(panel: GridPanel, frame: DataFrame, at: Mapping[str, Scalar]) -> str:
@@ -177,9 +194,9 @@ def _figure(spec: Grid, heats: Mapping[str, Heat], undefined: Mapping[str, str],
     # those that share a colour bar
     norms, bars = _norms(spec, heats), dict[tuple[int, str], list[tuple[Axes, AxesImage]]]()
     for i, (axis, panel) in enumerate(zip(grid.flat, spec.panels, strict=False)):
-        axis.set_title(
-            textwrap.fill(panel.name, int(LETTERS * 0.8 * WIDTH / beside)), pad=10 if spec.lines else None
-        )
+        title = textwrap.fill(panel.name, int(LETTERS * 0.8 * WIDTH / beside))
+        middle = heats[panel.name].middle if panel.name in heats else ""
+        axis.set_title("\n".join(filter(None, (title, middle))), pad=10 if spec.lines else None)
         axis.set(
             xlabel=_named(spec.cell.x) if i + beside >= len(spec.panels) else "",
             ylabel="" if i % beside else _named(spec.cell.y),
@@ -214,9 +231,9 @@ def _beside(spec: Grid, heats: Mapping[str, Heat]) -> int:
     """How many panels stand in a row: as many as there is room for with their numbers, rather so many that no
     row has a gap."""
     widest = max((len(heat.xs) for heat in heats.values() if _is_written(heat)), default=1)
-    fit = [n for n in range(MOST_BESIDE, 1, -1) if (WIDTH - BESIDE) / n / widest >= CELL]
+    fit = [n for n in range(MOST_BESIDE + 1, 1, -1) if (WIDTH - BESIDE) / n / widest >= CELL]
     whole = [n for n in fit if len(spec.panels) % n == 0]
-    return min([*whole, *fit, 2][0], len(spec.panels))
+    return min([*whole, *(n for n in fit if n <= MOST_BESIDE), 2][0], len(spec.panels))
 
 
 def _is_written(heat: Heat) -> bool:
@@ -236,6 +253,7 @@ def _caption(spec: Grid, heats: Mapping[str, Heat], about: About) -> list[str]:
         else "Beyond the ends of a colour bar lies a hundredth of the values."
     )
     return [
+        *spec.caption,
         " ".join(
             filter(None, (lines and f"{lines}.", poor and f"Not informative: {poor}.", hatched, clipped))
         ),

@@ -154,7 +154,7 @@ def draw_committed(folder: Path, artefact: Artefact, claims: bool = False) -> li
     """
     manifest, how, out = folder / MANIFEST, verdicts if claims else make, folder / artefact.paper
     if artefact.files() and not manifest.is_file():
-        files = {name: folder / Path(name).name for name in artefact.files()}
+        files = {name: _beside(folder, Path(name)) for name in artefact.files()}
         if missing := [path for path in files.values() if not path.is_file()]:
             raise UserError(
                 f"{missing[0]} is missing: {artefact.name} is drawn from it{_elsewhere(folder, artefact)}"
@@ -194,6 +194,13 @@ def draw_committed(folder: Path, artefact: Artefact, claims: bool = False) -> li
         facts["files"] = dict(sorted(facts["files"].items()))
         write_json(manifest, facts)
     return written
+
+
+def _beside(folder: Path, name: Path) -> Path:
+    """Where a file that an artefact is drawn from is committed: in a benchmark's folder, or where it lies in
+    the folders beside it."""
+    own = folder / name.name
+    return own if own.is_file() else folder.parent.joinpath(*name.parts[1:])
 
 
 @contextmanager

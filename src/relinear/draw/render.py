@@ -3,6 +3,7 @@
 import csv
 import io
 import math
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from relinear.files import aside
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+QUOTED = 100  # characters of a line of a quotation
 NOT_RUN = "not run"
 NOT_DEFINED = "not defined"  # for a number that a metric cannot have for a model; the reason follows
 
@@ -58,6 +60,12 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[str]], align: str = 
     empty."""
     columns = ["left"] + [align] * (len(header) - 1)
     return tabulate(list(rows), header, tablefmt="github", disable_numparse=True, colalign=columns)
+
+
+def quoted(who: str, text: str) -> str:
+    """An answer under its author's name, as a Markdown quotation whose lines are shown without any markup."""
+    lines = [part for line in text.splitlines() for part in textwrap.wrap(line, QUOTED) or [""]]
+    return "\n".join([f"{who}:", "", *(f">     {line}" for line in lines)])
 
 
 def write_text(path: Path, text: str) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from relinear.core import store
 from relinear.draw.claims import COLUMNS, tally
+from relinear.draw.deviations import objected
 from relinear.draw.index import _committed, records_behind
 from relinear.draw.provenance import Origin
 from relinear.draw.quote import lines_of
@@ -78,6 +79,8 @@ def _page(
         if "md" not in artefact.spec.suffixes:  # a table has them itself
             parts.append("\n".join(f"- {note.where}: {note.text}." for note in artefact.spec.misprints))
         parts.append(f"Not run: {artefact.spec.not_run}." if artefact.spec.not_run else "")
+        if artefact.spec.draw != "deviations":  # which says it itself
+            parts.append(objected(artefact.spec))
         places = places_of(artefact, root / "results/reference")
         parts += [part for place in places for part in _place(artefact, place, root, link)] or [
             "Not run yet."
@@ -225,7 +228,13 @@ def _place(artefact: Artefact, place: Path, root: Path, link: Link) -> Iterator[
     ]
     benchmarks = [json.loads(read_committed(file)) for file in beside if file.is_file()]
     counted = not (artefact.reads() or artefact.files())
-    yield COUNTED if counted else made_with([*records_behind(folders, scale), *benchmarks])
+    if counted:
+        yield COUNTED
+        return
+    rows = [root / name for name in told.get("sources", {}) if name.endswith(".json")]
+    for record in (json.loads(read_committed(file)) for file in rows):
+        benchmarks.append(record | {"gpu": record["device"]})
+    yield made_with([*records_behind(folders, scale), *benchmarks])
 
 
 def made_with(records: Iterable[Mapping[str, Any]]) -> str:
@@ -267,9 +276,12 @@ def _sessions(record: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 def _tables(
     path: Path, artefact: Artefact, records: list[Mapping[str, list[Path]]], link: Link
 ) -> Iterator[str]:
-    """A drawn Markdown file, the words first. Each cell of the first table leads to its record; of a mean
-    over seeds, to each."""
+    """A drawn Markdown file, of a table the words first. Each cell of the first table leads to its record; of
+    a mean over seeds, to each."""
     text, columns = read_committed(path), getattr(artefact.spec, "columns", ())
+    if not columns:  # words and tables belong together there
+        yield text
+        return
     yield "\n".join(line for line in text.splitlines() if not line.startswith("|"))
     for i, table in enumerate(re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE)):
         head, _, *rows = (

@@ -247,7 +247,8 @@ class Spec(Strict):
     `label` is the paper's own label; `says` is one line. `not_run`: what the committed results lack, and why,
     for the index and the report. `recipe`: how the training of all rows differs from the paper's; no claim of
     a paper is then judged. `forms`: row -> settings in which its form differs from its paper's (`forms` in
-    paper.yaml); null asks for no value.
+    paper.yaml); null asks for no value. `objection`: what an author of the paper might object to our numbers,
+    and what was done about it, in a sentence, for the label's page.
     """
 
     gated: ClassVar[bool] = False  # whether it reads the gate of each run
@@ -261,6 +262,7 @@ class Spec(Strict):
     forms: dict[str, dict[str, Any]] = {}
     misprints: tuple[Misprint, ...] = ()
     not_run: str = ""
+    objection: str = ""
 
     @property
     def made(self) -> tuple[str, ...]:

@@ -336,7 +336,8 @@ class Grid(Spec):
     `limits`: the ends of the colours; without them each metric has its own. `lines`: metrics without axes; a
     metric's value in a panel's measurement has a mark at the edge, above for x and at the right for y; a cell
     is then all up to its value, from the cell before. If a measurement has a reading `not_informative` at x,
-    a mark stands there, which the caption explains.
+    a mark stands there, which the caption explains. `middles`: a panel's title has the metric's mean, which
+    is its reading without axes, or on a logarithmic scale the median. `caption`: lines below.
     """
 
     gated = True
@@ -346,6 +347,8 @@ class Grid(Spec):
     panels: Annotated[tuple[GridPanel, ...], Field(min_length=1)]
     limits: tuple[float, float] | None = None
     lines: dict[Literal["x", "y"], str] = {}
+    middles: bool = False
+    caption: tuple[str, ...] = ()
 
     @model_validator(mode="before")
     @classmethod

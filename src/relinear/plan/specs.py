@@ -16,6 +16,7 @@ from typing import Any
 from pydantic import Field
 
 from relinear.plan.claims import Read, Spec
+from relinear.plan.deviations import Deviations
 from relinear.plan.figures import AttentionMaps, Curves, Grid, Own
 from relinear.plan.forms import check_form
 from relinear.plan.published import FILE, published, relabelled
@@ -31,6 +32,7 @@ SHAPES: dict[str, type[Spec]] = {
     "attention_maps": AttentionMaps,
     "grid": Grid,
     "own": Own,
+    "deviations": Deviations,
 }
 SCRIPTED = ("own", "picture")  # shapes that a file beside the spec draws
 NO_SPECS = ("paper", "runs")  # files of a paper's folder that are no table or figure
@@ -308,8 +310,10 @@ def _check_names(spec: Spec, path: Path, known: Mapping[str, Paper]) -> None:
     if own.labels:
         if spec.label not in own.labels:
             raise ValueError(f"{path.parent.name} has no {spec.label!r}; have {', '.join(own.labels)}")
-        if (stem := "".join(spec.label.split()[-2:]).lower()) != path.stem:
-            raise ValueError(f"{spec.label} belongs into {stem}.yaml")
+        words = spec.label.split()
+        stems = ["".join(some).lower() for some in (words[-2:], words[1:])]  # the second without the paper
+        if path.stem not in stems:
+            raise ValueError(f"{spec.label} belongs into {stems[0]}.yaml")
     labels = [spec.label, *(label for paper in known.values() for label in paper.labels)]
     for source in spec.sources():
         if source not in labels:

@@ -8,6 +8,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
+from scipy.stats import spearmanr
 
 from relinear.draw.pictures import page
 from relinear.draw.render import NOT_RUN
@@ -15,13 +16,16 @@ from relinear.draw.style import look_of
 
 # distances in points at which a label may stand from its point; the first free place is taken
 AWAY = (9, 22, 36)
+FEWEST, LEVEL = 4, 0.05  # points that have a correlation, and the p-value below which it is told from none
 AROUND = ((1, 0), (0, 1), (0, -1), (-1, 0), (0.7, 0.7), (0.7, -0.7), (-0.7, 0.7), (-0.7, -0.7))
 
 
 def figure(spec, rows, about) -> Figure:
     """The points, each with its name beside it. `rows`: the rows of the table (`relinear.draw.cells.Row`)."""
     first, second, *_ = spec.columns
-    shown = page(4.6, [f"{spec.label}: {spec.says}", about.where(), about.demonstration])
+    places = [[row.cells[column.name].value for column in (first, second)] for row in rows]
+    caption = correlation([tuple(xy) for xy in places if all(isinstance(value, float) for value in xy)])
+    shown = page(4.6, [f"{spec.label}: {spec.says}", about.where(), about.demonstration], caption)
     axis = shown.subplots()
     missing, points = [], list[tuple[str, float, float]]()
     for i, row in enumerate(rows):
@@ -53,6 +57,24 @@ def figure(spec, rows, about) -> Figure:
     axis.grid(alpha=0.25)
     _label(shown, axis, points)
     return shown
+
+
+def correlation(points: list[tuple[float, float]]) -> list[str]:
+    """The rank correlation of accuracy with entropy, and what it says of the paper's; not of few points."""
+    if len(points) < FEWEST:
+        return []
+    rho = spearmanr(*zip(*points, strict=True))
+    told = (
+        "not told from none"
+        if not rho.pvalue < LEVEL
+        else "as in the paper"
+        if rho.statistic < 0
+        else "against the paper"
+    )
+    return [
+        "In the paper accuracy falls where entropy rises. Here Spearman's rank correlation of the two over"
+        f" the {len(points)} points is {rho.statistic:.2f} (p = {rho.pvalue:.2g}): {told}."
+    ]
 
 
 def _label(figure: Figure, axis: Axes, points: list[tuple[str, float, float]]) -> None:

@@ -1,13 +1,11 @@
 """Lizard Appendix F: questions, and under each the paper's answers and those of our runs."""
 
-import textwrap
 from pathlib import Path
 
-from relinear.draw.render import NOT_RUN, markdown, plus_minus, write_csv, write_text
+from relinear.draw.render import NOT_RUN, markdown, plus_minus, quoted, write_csv, write_text
 from relinear.plan.items import read_items
 
 COLUMNS = ("question", "run", "written", "tokens", "ended", "repeated", "declined")
-WIDTH = 100  # characters of a line
 COUNTED = {"ended": "Ended", "repeated": "Repeated", "declined": "Declined"}
 
 
@@ -50,9 +48,9 @@ def draw(spec, measured, about, out: Path) -> list[Path]:
         printed = spec.options["published"] if not place else {}
         for run, own in answers.items():
             if run in printed:
-                parts.append(_quoted(f"the paper's {run}", printed[run]))
+                parts.append(quoted(f"the paper's {run}", printed[run]))
             parts.append(
-                _quoted(f"`{run}`", own[question]["written"] or "(nothing)" if question in own else NOT_RUN)
+                quoted(f"`{run}`", own[question]["written"] or "(nothing)" if question in own else NOT_RUN)
             )
     parts += [f"- {note.where}: {note.text}." for note in spec.misprints]
     write_text(files[1], "\n\n".join(parts) + "\n")
@@ -66,9 +64,3 @@ def _share(found, metric: str) -> str:
         if reading
         else NOT_RUN
     )
-
-
-def _quoted(who: str, text: str) -> str:
-    """An answer under its author's name, as a quotation whose lines are shown without any markup."""
-    lines = [part for line in text.splitlines() for part in textwrap.wrap(line, WIDTH) or [""]]
-    return "\n".join([f"{who}:", "", *(f">     {line}" for line in lines)])

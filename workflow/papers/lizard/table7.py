@@ -5,11 +5,12 @@ import json
 from pathlib import Path
 
 from relinear.core import store
-from relinear.draw.render import NOT_RUN, count, markdown, write_csv, write_text
-from relinear.records import read_committed, trained_at
+from relinear.draw.deviations import EPSILON, same, settings_of, text
+from relinear.draw.render import NOT_RUN, markdown, write_csv, write_text
+from relinear.plan.options import method_file, schema
+from relinear.records import read_committed
 
 UNSAID = "not in the record"
-ROUNDED = 0.05  # the paper's numbers of tokens are round
 
 
 def draw(spec, measured, about, out: Path) -> list[Path]:
@@ -22,7 +23,7 @@ def draw(spec, measured, about, out: Path) -> list[Path]:
         else dict.fromkeys(spec.options, NOT_RUN)
     )
     rows = [
-        {"setting": name, "paper": _text(paper), "ours": _text(ours[name]), "same": _same(paper, ours[name])}
+        {"setting": name, "paper": text(paper), "ours": text(ours[name]), "same": _same(paper, ours[name])}
         for name, paper in spec.options.items()
     ]
     files = [out / f"table7.{suffix}" for suffix in spec.makes]
@@ -46,48 +47,33 @@ def _record(folder: Path) -> dict | None:
 def _ours(distill: dict, finetune: dict) -> dict:
     """The settings in the records of both steps, by the names of the spec."""
     config, hardware = finetune["config"], finetune["hardware"]
-    recipe, budget = config["recipe"], config["budget"]
+    first, second = settings_of(distill), settings_of(finetune)
+    options = schema(method_file(config["method"])).model_validate(config["options"])
     return {
-        "gpus": f"{hardware['processes']} x {gpu}" if (gpu := hardware.get("gpu")) else "none",
+        "gpus": second["gpu"],
         "engine": hardware.get("engine", UNSAID),
-        "precision": hardware["dtype"],
-        "sequence_length": budget["seq_len"],
-        "feature_dimension": config["options"].get("feature_dimension", UNSAID),
-        "feature_activation": config["options"].get("feature", UNSAID),
-        "optimizer": UNSAID,
-        "betas": recipe["betas"],
-        "epsilon": UNSAID,
-        "min_lr_ratio": recipe["min_lr_ratio"],
-        "global_batch": budget["batch_size"] * budget["accumulate"],
-        "micro_batch": budget["batch_size"] // hardware["processes"],
-        "clip": recipe["clip"],
-        "schedule": UNSAID,
+        "precision": second["precision"],
+        "sequence_length": second["seq_len"],
+        "feature_dimension": UNSAID,
+        "feature_activation": options.feature.removesuffix("_pm"),
+        "optimizer": second["optimizer"],
+        "betas": second["betas"],
+        "epsilon": EPSILON,
+        "min_lr_ratio": second["min_lr_ratio"],
+        "global_batch": second["batch"],
+        "micro_batch": config["budget"]["batch_size"] // hardware["processes"],
+        "clip": second["clip"],
+        "schedule": second["schedule"],
         "distill_tokens": distill["tokens"],
-        "distill_lr": trained_at(distill["config"])["lr"],
+        "distill_lr": first["lr"],
         "finetune_tokens": finetune["tokens"],
-        "finetune_lr": trained_at(config)["lr"],
-        "lora_rank": recipe["lora_rank"],
-        "lora_alpha": recipe["lora_alpha"],
-        "lora_dropout": recipe.get("lora_dropout", UNSAID),
-        "lora_targets": recipe["lora_targets"],
+        "finetune_lr": second["lr"],
+        "lora_rank": second["lora_rank"],
+        "lora_alpha": second["lora_alpha"],
+        "lora_dropout": second["lora_dropout"],
+        "lora_targets": second["lora_targets"],
     }
 
 
-def _text(value) -> str:
-    if isinstance(value, list | tuple):
-        return ", ".join(map(str, value))
-    return count(value) if isinstance(value, int) and value >= 10_000 else str(value)
-
-
 def _same(paper, ours) -> str:
-    if ours in (UNSAID, NOT_RUN):
-        return ""
-    if isinstance(paper, list | tuple):
-        return "yes" if list(paper) == list(ours) else "no"
-    near = (
-        isinstance(paper, int)
-        and isinstance(ours, int)
-        and paper >= 10_000
-        and abs(ours / paper - 1) <= ROUNDED
-    )
-    return "yes" if near or paper == ours else "no"
+    return "" if ours in (UNSAID, NOT_RUN) else same(paper, ours)
