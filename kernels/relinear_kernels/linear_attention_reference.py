@@ -37,11 +37,12 @@ class LinearState(NamedTuple):
 def linear_state(
     batch: int, heads: int, features: int, dim: int, device=None, dtype=torch.float32
 ) -> LinearState:
-    """The state before the first token."""
+    """The state before the first token. `dtype` is that of keys and values; sums are at least float32."""
+    held = {"device": device, "dtype": torch.promote_types(dtype, torch.float32)}
     return LinearState(
-        torch.zeros(batch, heads, features, dim, device=device, dtype=dtype),
-        torch.zeros(batch, heads, features, device=device, dtype=dtype),
-        torch.full((batch, heads, features), -torch.inf, device=device, dtype=dtype),
+        torch.zeros(batch, heads, features, dim, **held),
+        torch.zeros(batch, heads, features, **held),
+        torch.full((batch, heads, features), -torch.inf, **held),
     )
 
 
@@ -116,7 +117,7 @@ def every_decay(
             f"log_decay must be [{name}={states}] or [B={batch}, T={length}, {name}={states}]; got"
             f" {list(log_decay.shape)}"
         )
-    return log_decay.expand(batch, length, states)
+    return log_decay if log_decay.ndim == 3 else log_decay.expand(batch, length, states)
 
 
 def _features(q, k, w_q, w_k, b_q, b_k, feature, key_mask, chunk, shift):
