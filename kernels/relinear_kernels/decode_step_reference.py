@@ -14,7 +14,13 @@ from relinear_kernels.features import ACTIVATIONS, EXPONENTIAL, FLOOR, check_fea
 from relinear_kernels.gated_linear_attention_reference import FLOOR as LOWEST
 from relinear_kernels.gated_linear_attention_reference import check_gate, check_gated
 from relinear_kernels.hybrid_attention_reference import HybridState, check_hybrid
-from relinear_kernels.linear_attention_reference import LinearState, every_decay, normaliser, state_heads
+from relinear_kernels.linear_attention_reference import (
+    LinearState,
+    check_sums,
+    every_decay,
+    normaliser,
+    state_heads,
+)
 from relinear_kernels.sliding_window_attention_reference import WindowState, check_ring
 
 
@@ -129,7 +135,8 @@ def _token(q, k, v, w_q=None, w_k=None, b_q=None, b_k=None) -> torch.dtype:
 
 
 def _linear_state(state: LinearState, dtype: torch.dtype, shape: tuple[int, ...]) -> LinearState:
-    """The state as it can be written. Raises ValueError unless it is of this shape."""
+    """The state as it can be written. Raises ValueError unless it is of this shape, and at least float32."""
+    check_sums(state)
     if state.kv.shape != shape:
         raise ValueError(f"the state must be {list(shape)}; got {list(state.kv.shape)}")
     return LinearState(*(_own(x, dtype) for x in state))

@@ -46,6 +46,15 @@ def linear_state(
     )
 
 
+def check_sums(state: LinearState | None) -> None:
+    """Raises ValueError for sums in less than float32."""
+    if state is not None and state.kv.dtype in (torch.bfloat16, torch.float16):
+        raise ValueError(
+            f"a linear state is held in float32; got {state.kv.dtype}: what a token adds that is small beside its"
+            " sum is lost in rounding, 27 % of an output after 4,096 tokens without decay in bfloat16"
+        )
+
+
 def state_heads(w_k: Tensor | None, heads: int) -> int:
     """The number of states: one for each of the keys' matrices."""
     return heads if w_k is None else w_k.shape[0]
@@ -248,6 +257,7 @@ def linear_sums(
     """Numerator, denominator and final state, chunk by chunk: time and memory linear in T (chunk x chunk
     blocks, one state per chunk)."""
     check_feature(feature)
+    check_sums(initial_state)
     q, k, v = _accumulate(q), _accumulate(k), _accumulate(v)
     batch, length, heads, _ = q.shape
     groups, dim = v.shape[2:]
