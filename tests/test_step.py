@@ -1,4 +1,4 @@
-"""One token on a CPU: how many operators it takes, where its state lies, and in which dtypes."""
+"""One token on a CPU: how many operators it takes, and where its state lies."""
 
 import pytest
 import torch
@@ -77,19 +77,6 @@ def test_a_token_leaves_its_state_where_it_lies(case):
     pooled = 1 if kind(case) == "lizard time" else 0  # three means a layer, written anew
     moved = sum(x.data_ptr() != at for x, at in zip(floats(cache), before, strict=True))
     assert moved <= pooled * len(cache.layers)
-
-
-@over_methods
-def test_keys_have_the_model_s_dtype_and_sums_are_float32(case):
-    model = of(case, **BF16)
-    cache = model(tokens(30), use_cache=True).past_key_values
-    sizes = {cache.state_bytes()}
-    for i in range(3):
-        model(tokens(1, seed=i), past_key_values=cache)
-        sizes.add(cache.state_bytes())
-    assert sizes == {model.state_bytes(2)}
-    for x in floats(cache):  # keys and values [B, places, Hkv, D] and sums [B, M, F, D], of three heads each
-        assert x.dtype == (torch.bfloat16 if x.ndim == 4 and x.shape[2] == 2 else torch.float32)
 
 
 @pytest.mark.parametrize("case", FIRST, ids=name)

@@ -329,7 +329,7 @@ class Method(Parts, Attention):
         h, o = self.heads, self.options
         gate = linear_state(batch, self.states, 2 * h.dim, h.dim, device, dtype)
         if o.pool == "time":
-            means = torch.zeros(batch, POOLED - 1, h.groups, device=device)
+            means = torch.zeros(batch, POOLED - 1, h.groups, device=device, dtype=gate.z.dtype)
             gate = PooledState(gate, means, torch.zeros(batch, POOLED - 1, dtype=torch.bool, device=device))
         if self._far_only:
             return gate
