@@ -78,6 +78,8 @@ def linear_attention(
         wrong_state(initial_state),
         wrong_packing(cu_seqlens, key_mask=key_mask),
     ):
+        if k.shape[2] != v.shape[2]:  # a map made keys of every query head, and they share values
+            v = v.repeat_interleave(k.shape[2] // v.shape[2], 2)
         if step and feature not in EXPONENTIAL:
             from relinear_kernels.decode_step_triton import linear_step as fused_step
 

@@ -32,9 +32,7 @@ class WindowState(NamedTuple):
 
 def window_state(batch, keys, groups, dim, *, meta=0, device=None, dtype=torch.float32) -> WindowState:
     """The state before the first token, remembering `keys` keys."""
-    k, v = (
-        torch.zeros(batch, meta + keys + 1, groups, dim, device=device, dtype=dtype) for _ in range(2)
-    )
+    k, v = (torch.zeros(batch, meta + keys + 1, groups, dim, device=device, dtype=dtype) for _ in range(2))
     mask = torch.zeros(batch, keys + 1, device=device, dtype=torch.bool)
     first = torch.zeros(batch, device=device, dtype=torch.int32)
     return WindowState(k, v, mask, first, torch.full((batch, meta), -1, device=device))
@@ -89,9 +87,7 @@ def extend(
         age = torch.where(filled, (onto * since[None, :, None]).sum(1), age)
     held = lambda first, x: torch.cat([first, x[:, length:], torch.zeros_like(x[:, :1])], 1)  # noqa: E731
     seen = nn.functional.pad(mask[:, length:], (0, 1))
-    after = WindowState(
-        held(meta_k, keys), held(meta_v, values), seen, torch.zeros_like(state.first), age
-    )
+    after = WindowState(held(meta_k, keys), held(meta_v, values), seen, torch.zeros_like(state.first), age)
     return keys, values, mask, after
 
 
@@ -237,8 +233,10 @@ def sliding_window_attention(
         distance = age[:, None] + torch.arange(n * c, device=q.device)[None, :, None]
         beyond = (after.meta_age[:, None] >= 0) & (distance >= window)
         seen = torch.cat([beyond.view(batch, n, c, meta), seen], -1)
-        front = lambda m, x: torch.cat(  # noqa: E731
-            [m[:, :meta].transpose(1, 2).unsqueeze(1).expand(batch, n, groups, meta, dim), x], 3
+        front = (
+            lambda m, x: torch.cat(  # noqa: E731
+                [m[:, :meta].transpose(1, 2).unsqueeze(1).expand(batch, n, groups, meta, dim), x], 3
+            )
         )
         keys, values = front(after.k, keys), front(after.v, values)
     # a row at padding sees nothing: it is given keys, against a division by zero, and zeroed later

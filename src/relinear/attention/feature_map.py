@@ -26,7 +26,6 @@ from torch import Tensor
 
 from relinear.attention import _base
 from relinear.attention._base import Attention, Inputs, causal, wide
-from relinear_kernels.dispatch import use_triton
 from relinear_kernels.linear_attention import linear_attention
 from relinear_kernels.linear_attention_reference import (
     LinearState,
@@ -153,13 +152,13 @@ class Method(Attention):
     def forward(self, inputs: Inputs, state=None):
         """Head outputs of a piece, and the state after it; cosFormer's state counts the tokens, too."""
         if self.options.map == "taylor":
-            token = state is not None and inputs.q.shape[1] == 1 and not use_triton(inputs.v)
+            token = state is not None and inputs.q.shape[1] == 1 and not inputs.v.is_cuda
             return self._taylor_token(inputs, state) if token else self._taylor(inputs, state)
         counts = self.options.map == "cosformer"
         linear, seen = state if counts and state is not None else (state, None)
         q, k, feature = self.mapped(inputs, seen)
         # The kernels take as many features as a head has dimensions, or twice as many.
-        op = linear_attention if feature == self.options.map or not use_triton(q) else chunked_linear_attention
+        op = chunked_linear_attention if q.is_cuda and feature != self.options.map else linear_attention
         y, linear = op(
             q,
             k,

@@ -20,7 +20,6 @@ from torch import nn
 
 from relinear.attention import _base
 from relinear.attention._base import Attention, Inputs, identity, linear_init, wide
-from relinear_kernels.dispatch import use_triton
 from relinear_kernels.linear_attention import linear_attention
 from relinear_kernels.linear_attention_reference import linear_attention_weights, linear_state
 
@@ -107,9 +106,6 @@ class Method(Attention):
         """Head outputs of a piece, and the linear state after it."""
         q, k = self._qk(inputs)
         v = inputs.v
-        # the shared map makes a key for every query head
-        if k.shape[2] != v.shape[2] and use_triton(v):
-            v = v.repeat_interleave(self.heads.group, 2)
         y, state = linear_attention(
             q.to(v.dtype),
             k.to(v.dtype),

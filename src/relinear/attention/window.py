@@ -102,9 +102,7 @@ class Method(Attention):
     def init_state(self, batch, device=None, dtype=torch.float32):
         """The last keys and values before the first token: none of them valid."""
         h, sinks = self.heads, self.options.sinks
-        return window_state(
-            batch, self.window - 1, h.groups, h.dim, meta=sinks, device=device, dtype=dtype
-        )
+        return window_state(batch, self.window - 1, h.groups, h.dim, meta=sinks, device=device, dtype=dtype)
 
     def attention_weights(self, inputs: Inputs):
         """The T x T weights within the window and over its sinks, row = query."""
