@@ -42,7 +42,8 @@ def decode_step(
     """
     if type(state) not in reference.STEPS:
         raise ValueError(
-            f"decode_step takes a {', '.join(x.__name__ for x in reference.STEPS)}; got {type(state).__name__}"
+            f"decode_step takes a {', '.join(x.__name__ for x in reference.STEPS)}; got"
+            f" {type(state).__name__}"
         )
     if q.shape[1] != 1:
         raise ValueError(f"decode_step takes one token; got {q.shape[1]}")

@@ -53,8 +53,8 @@ def gated_linear_attention(
     bounded ones: softmax_pm, relu, elu, none. Keys where `key_mask` is False (padding) leave no trace; give
     them log_gate 0. `cu_seqlens` marks the sequences of a packed row (B = 1). Returns ``[B, T, H, Dv]`` in
     v's dtype, and the `LinearState` after the piece if `return_state`; a single token without gradients
-    overwrites `initial_state` on a CPU and where the kernels run. Where they do not take the arguments, the torch form
-    runs and a warning says why; with RELINEAR_KERNELS=triton that is a ValueError.
+    overwrites `initial_state` on a CPU and where the kernels run. Where they do not take the arguments, the
+    torch form runs and a warning says why; with RELINEAR_KERNELS=triton that is a ValueError.
     """
     options = {"feature": feature, "b_q": b_q, "b_k": b_k, "normalize": normalize}
     reference.check_gated(feature)

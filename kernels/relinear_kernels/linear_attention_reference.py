@@ -50,8 +50,8 @@ def check_sums(state: LinearState | None) -> None:
     """Raises ValueError for sums in less than float32."""
     if state is not None and state.kv.dtype in (torch.bfloat16, torch.float16):
         raise ValueError(
-            f"a linear state is held in float32; got {state.kv.dtype}: what a token adds that is small beside its"
-            " sum is lost in rounding, 27 % of an output after 4,096 tokens without decay in bfloat16"
+            f"a linear state is held in float32; got {state.kv.dtype}: what a token adds that is small beside"
+            " its sum is lost in rounding, 27 % of an output after 4,096 tokens without decay in bfloat16"
         )
 
 

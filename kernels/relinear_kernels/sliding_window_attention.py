@@ -61,8 +61,8 @@ def sliding_window_attention(
     Time and memory are linear in T. Padding (`key_mask` False) is never seen; a row that sees nothing is
     zero. `cu_seqlens` marks the sequences of a packed row (B = 1). Returns ``[B, T, H, D]`` in v's dtype, and
     the `WindowState` (window - 1 keys) after the piece if `return_state`; a single token without gradients
-    overwrites `initial_state` on a CPU and where the kernels run. Where the kernels do not take the arguments, the torch
-    form runs and a warning says why; with RELINEAR_KERNELS=triton that is a ValueError.
+    overwrites `initial_state` on a CPU and where the kernels run. Where the kernels do not take the
+    arguments, the torch form runs and a warning says why; with RELINEAR_KERNELS=triton that is a ValueError.
     """
     options = {"window": window, "meta": meta, "scale": scale}
     step = one_token(initial_state, return_state, cu_seqlens, q, k, v)

@@ -233,11 +233,11 @@ def sliding_window_attention(
         distance = age[:, None] + torch.arange(n * c, device=q.device)[None, :, None]
         beyond = (after.meta_age[:, None] >= 0) & (distance >= window)
         seen = torch.cat([beyond.view(batch, n, c, meta), seen], -1)
-        front = (
-            lambda m, x: torch.cat(  # noqa: E731
-                [m[:, :meta].transpose(1, 2).unsqueeze(1).expand(batch, n, groups, meta, dim), x], 3
-            )
-        )
+
+        def front(m: Tensor, x: Tensor) -> Tensor:
+            m = m[:, :meta].transpose(1, 2).unsqueeze(1)
+            return torch.cat([m.expand(batch, n, groups, meta, dim), x], 3)
+
         keys, values = front(after.k, keys), front(after.v, values)
     # a row at padding sees nothing: it is given keys, against a division by zero, and zeroed later
     nothing = ~seen.any(-1, keepdim=True)
