@@ -487,7 +487,7 @@ IMPLEMENTATIONS = {
     "projection_triton": {"linear_attention", "gated_linear_attention", "hybrid_attention"},
     "decode_step_triton": FOUR,
     "decode_step": set(),  # no training calls it
-    "decode_step_reference": set(),
+    "decode_step_reference": FOUR,
     "dispatch": TRAINED,
     "triton_common": TRAINED,
     "token_cross_entropy_triton": {"token_cross_entropy", "linear_cross_entropy"},
@@ -504,8 +504,8 @@ DEFINITIONS = {
     "rotary": ("torch.cat([-b, a], -1)", "torch.cat([b, -a], -1)", set(TRAININGS)),
     "gated_linear_attention": ("FLOOR = -8.0", "FLOOR = -7.0", {x for x in TRAININGS if x[1] == "lizard"}),
     "scaled_sum": (
-        "scale.to(wide)[:, None] * y",
-        "scale.to(wide)[:, None] * y * 2",
+        "wide[:, None] * y",
+        "wide[:, None] * y * 2",
         {x for x in TRAININGS if x[1] == "lizard"},
     ),
     "hybrid_attention": (
@@ -519,7 +519,7 @@ DEFINITIONS = {
         "2 * weight.to(x.dtype)",
         {x for x in TRAININGS if x[0] == "finetune"},
     ),
-    "decode_step": ("old.copy_(new)", "old.copy_(2 * new)", set()),
+    "decode_step": ("sums * near", "2 * sums * near", set()),
 }
 
 

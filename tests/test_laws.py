@@ -216,7 +216,7 @@ def close(a, b, tolerance=1e-5):
 def test_twice_the_length_is_at_most_twice_the_work_of_training(case, monkeypatch):
     """Numbers written, forward and backward, by a layer's attention; softmax itself is quadratic."""
     monkeypatch.setenv("RELINEAR_KERNELS", "torch")
-    given = case[1] | ({"length": 2048} if "length" in case[1] else {})
+    given = case[1] | ({"length": 8192} if "length" in case[1] else {})
     method = of((case[0], given), dtype=torch.float32).attention_layers()[0].method.train().requires_grad_()
 
     def written(length):
@@ -230,8 +230,12 @@ def test_twice_the_length_is_at_most_twice_the_work_of_training(case, monkeypatc
             loss.backward()
         return forward.numbers, backward.numbers
 
-    for once, twice in zip(written(1024), written(2048), strict=True):
-        assert twice / once < 2.1
+    shorter = written(1024)
+    for length in (2048, 4096, 8192):
+        longer = written(length)
+        for once, twice in zip(shorter, longer, strict=True):
+            assert twice / once < 2.1
+        shorter = longer
 
 
 @pytest.mark.parametrize(

@@ -202,10 +202,10 @@ def _decode(op, dim, features, states=4, batch=1, **options):
         )
     elif op == "window":
         decode_step_triton.window_step(
-            **args, state=window_state(batch, 127, 1, dim, meta=4), window=128, meta=4
+            **args, state=window_state(batch, 127, 1, dim, meta=4, dtype=torch.bfloat16), window=128, meta=4
         )
     else:
-        state = hybrid_state(batch, states, 1, dim, 2 * features, window=64)
+        state = hybrid_state(batch, states, 1, dim, 2 * features, window=64, dtype=torch.bfloat16)
         decode_step_triton.hybrid_step(
             **args, **matrices, state=state, window=64, window_factor=torch.ones(4)
         )

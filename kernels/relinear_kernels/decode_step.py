@@ -40,9 +40,10 @@ def decode_step(
     Inference only: no gradient. Where the kernels do not take the arguments, the torch form runs and a
     warning says why; with RELINEAR_KERNELS=triton that is a ValueError.
     """
-    if type(state) not in reference.OPS:
+    if type(state) not in reference.STEPS:
         raise ValueError(
-            f"decode_step takes a {', '.join(x.__name__ for x in reference.OPS)}; got {type(state).__name__}"
+            f"decode_step takes a {', '.join(x.__name__ for x in reference.STEPS)}; got"
+            f" {type(state).__name__}"
         )
     if q.shape[1] != 1:
         raise ValueError(f"decode_step takes one token; got {q.shape[1]}")

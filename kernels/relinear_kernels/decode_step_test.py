@@ -11,8 +11,8 @@ from relinear_kernels.hybrid_attention_reference import HybridState, hybrid_stat
 from relinear_kernels.linear_attention import linear_attention
 from relinear_kernels.linear_attention_reference import LinearState, linear_state
 from relinear_kernels.sliding_window_attention import sliding_window_attention
-from relinear_kernels.sliding_window_attention_reference import WindowState, in_order, window_state
-from relinear_kernels.testing import DEVICE, of_key_heads, relative
+from relinear_kernels.sliding_window_attention_reference import window_state
+from relinear_kernels.testing import DEVICE, laid_out, of_key_heads, relative
 
 pytest.importorskip("triton")
 
@@ -86,15 +86,6 @@ def fresh(kind, how, batch, heads, groups):
 
 def leaves(state):
     return [state] if isinstance(state, torch.Tensor) else [x for part in state for x in leaves(part)]
-
-
-def laid_out(state):
-    """A state with its ring in order, as the torch form leaves it. The place where a ring begins does not
-    matter."""
-    if isinstance(state, WindowState):
-        k, v, mask = in_order(state)
-        return state._replace(k=k, v=v, mask=mask, first=torch.zeros_like(state.first))
-    return state if isinstance(state, torch.Tensor) else type(state)(*map(laid_out, state))
 
 
 def piece(tokens, a, b):

@@ -26,7 +26,7 @@ from relinear_kernels.features import check_map
 from relinear_kernels.gated_linear_attention_reference import FLOOR, check_gate
 from relinear_kernels.hybrid_attention_reference import HybridState
 from relinear_kernels.linear_attention_reference import LinearState, every_decay, state_heads
-from relinear_kernels.sliding_window_attention_reference import WindowState
+from relinear_kernels.sliding_window_attention_reference import WindowState, check_ring
 from relinear_kernels.triton_common import phi, reciprocal, widest
 
 # the programs that a GPU holds at once; with more of them waiting, memory is read in a worse order, and the
@@ -205,8 +205,6 @@ def _near(
     rv,
     mask,
     first_at,
-    mk,
-    mv,
     age,
     o,
     sums,
@@ -229,9 +227,9 @@ def _near(
     token's key into the ring.
 
     A program has one of N key heads of one sequence, with its R query heads padded to RP; meta keys are
-    padded to MP. The ring has K keys and a free place, and its oldest key is at `first`; the OLDEST first
-    keys are not seen. Writes the answers. Given `sums`, writes their numerators instead, and their
-    denominators into `sums`.
+    padded to MP, and stand before the ring. The ring has K keys and a free place, and its oldest key is at
+    `first`; the OLDEST first keys are not seen. Writes the answers. Given `sums`, writes their numerators
+    instead, and their denominators into `sums`.
     """
     if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
@@ -251,22 +249,24 @@ def _near(
     top = tl.where(real, tl.sum(x.to(tl.float32) * key.to(tl.float32)[None, :], 1) * scale, float("-inf"))
     den = tl.zeros([RP], tl.float32) + tl.where(real, 1.0, 0.0)
     acc = tl.zeros([RP, D], tl.float32) + tl.where(real, value.to(tl.float32), 0.0)[None, :]
+    rk += (b * (M + K + 1) * N + n) * D
+    rv += (b * (M + K + 1) * N + n) * D
     if M > 0:
         i = tl.arange(0, MP)
         before = tl.load(age + b * M + i, mask=i < M, other=-1)
         fills = real & (i == tl.sum((before >= 0).to(tl.int32), 0))
         after = tl.where(before >= 0, before + 1, tl.where(fills, 0, -1))
-        here = ((b * M + i[:, None]) * N + n) * D + d[None, :]
-        mkt = tl.load(mk + here, mask=(after >= W)[:, None], other=0.0)
-        mvt = tl.load(mv + here, mask=(after >= W)[:, None], other=0.0)
+        here = i[:, None] * (N * D) + d[None, :]
+        mkt = tl.load(rk + here, mask=(after >= W)[:, None], other=0.0)
+        mvt = tl.load(rv + here, mask=(after >= W)[:, None], other=0.0)
         top, den, acc = _attend(x, mkt, mvt, after >= W, top, den, acc, scale)
         took = (fills & (i < M))[:, None]
-        tl.store(mk + here, tl.broadcast_to(key[None, :], [MP, D]).to(mk.dtype.element_ty), mask=took)
-        tl.store(mv + here, tl.broadcast_to(value[None, :], [MP, D]).to(mv.dtype.element_ty), mask=took)
+        tl.store(rk + here, tl.broadcast_to(key[None, :], [MP, D]).to(rk.dtype.element_ty), mask=took)
+        tl.store(rv + here, tl.broadcast_to(value[None, :], [MP, D]).to(rv.dtype.element_ty), mask=took)
         if n == 0:
             tl.store(new_age + b * M + i, after, mask=i < M)
-    rk += (b * (K + 1) * N + n) * D
-    rv += (b * (K + 1) * N + n) * D
+        rk += M * N * D
+        rv += M * N * D
     mask += b * (K + 1)
     for lead in range(0, K + 1, BK):
         places = lead + tl.arange(0, BK)
@@ -319,12 +319,7 @@ def _linear_state(state: LinearState, shape: tuple[int, ...]) -> LinearState:
 def _ring(state: WindowState, batch: int, keys: int, groups: int, dim: int, meta: int) -> WindowState:
     """The ring with contiguous tensors. Raises ValueError unless it holds so many keys and meta keys of these
     sizes."""
-    shape, got = [batch, keys, groups, dim], list(state.k.shape)
-    got[1] -= 1  # a place is free
-    if got != shape or state.meta_age.shape[1] != meta:
-        raise ValueError(
-            f"the state must hold keys {shape} and {meta} meta keys; got {got}, {state.meta_age.shape[1]}"
-        )
+    check_ring(state, batch, keys, groups, dim, meta)
     return WindowState(*(x.contiguous() for x in state))
 
 
@@ -477,8 +472,6 @@ def window_step(q, k, v, *, state: WindowState, window, meta=0, scale=None, key_
         state.v,
         state.mask,
         state.first,
-        state.meta_k,
-        state.meta_v,
         state.meta_age,
         o,
         None,
@@ -528,8 +521,6 @@ def hybrid_step(
         ring.v,
         ring.mask,
         ring.first,
-        None,
-        None,
         None,
         near,
         sums,

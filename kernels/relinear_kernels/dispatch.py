@@ -146,6 +146,12 @@ def one_token(state, return_state: bool, cu_seqlens: Tensor | None, *tensors: Te
     )
 
 
+def steps_on_cpu(x: Tensor, step: bool) -> bool:
+    """Whether a token takes torch's decode step, which reads numbers of the state: on a CPU, but not while a
+    compiler traces."""
+    return step and x.device.type == "cpu" and path() != "reference" and not torch.compiler.is_compiling()
+
+
 def stateless(op: str, **given) -> None:
     """Raises ValueError where the quadratic definition is given arguments that only the other forms take."""
     if wrong := [n for n, x in given.items() if x is not None and x is not False]:

@@ -6,6 +6,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from relinear_kernels import gated_linear_attention_reference as reference
+from relinear_kernels.decode_step_reference import linear_step
 from relinear_kernels.dispatch import (
     DTYPES,
     FEATURES,
@@ -13,6 +14,7 @@ from relinear_kernels.dispatch import (
     path,
     per_sequence,
     stateless,
+    steps_on_cpu,
     takes,
     use_triton,
     wrong_features,
@@ -51,8 +53,8 @@ def gated_linear_attention(
     bounded ones: softmax_pm, relu, elu, none. Keys where `key_mask` is False (padding) leave no trace; give
     them log_gate 0. `cu_seqlens` marks the sequences of a packed row (B = 1). Returns ``[B, T, H, Dv]`` in
     v's dtype, and the `LinearState` after the piece if `return_state`; a single token without gradients
-    overwrites `initial_state` where the kernels run. Where they do not take the arguments, the torch form
-    runs and a warning says why; with RELINEAR_KERNELS=triton that is a ValueError.
+    overwrites `initial_state` on a CPU and where the kernels run. Where they do not take the arguments, the
+    torch form runs and a warning says why; with RELINEAR_KERNELS=triton that is a ValueError.
     """
     options = {"feature": feature, "b_q": b_q, "b_k": b_k, "normalize": normalize}
     reference.check_gated(feature)
@@ -65,9 +67,9 @@ def gated_linear_attention(
         wrong_packing(cu_seqlens, key_mask=key_mask),
     ):
         if step:
-            from relinear_kernels.decode_step_triton import linear_step
+            from relinear_kernels.decode_step_triton import linear_step as fused_step
 
-            return linear_step(
+            return fused_step(
                 q, k, v, w_q, w_k, log_gate=log_gate, key_mask=key_mask, state=initial_state, **options
             )
         from relinear_kernels.gated_linear_attention_triton import gated_linear_attention as fused
@@ -84,6 +86,10 @@ def gated_linear_attention(
             return_state=return_state,
             cu_seqlens=cu_seqlens,
             **options,
+        )
+    if steps_on_cpu(q, step):
+        return linear_step(
+            q, k, v, w_q, w_k, log_gate=log_gate, key_mask=key_mask, state=initial_state, **options
         )
     if path() == "reference":
         stateless(

@@ -19,6 +19,7 @@ from relinear_kernels.linear_attention_reference import (
     _accumulate,
     _features,
     blocks,
+    check_sums,
     linear_state,
     normaliser,
     per_query_head,
@@ -112,6 +113,7 @@ def gated_linear_attention(
     Returns ``[B, T, H, Dv]`` in v's dtype, and the `LinearState` after the piece if `return_state`.
     """
     check_gated(feature)
+    check_sums(initial_state)
     dtype, (batch, length, heads, dim) = v.dtype, q.shape
     check_gate(log_gate, batch, length, heads, w_k, dim if w_q is None else w_q.shape[-1])
     groups, value_dim = v.shape[2:]

@@ -6,11 +6,13 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from relinear_kernels import hybrid_attention_reference as reference
+from relinear_kernels.decode_step_reference import hybrid_step
 from relinear_kernels.dispatch import (
     one_token,
     path,
     per_sequence,
     stateless,
+    steps_on_cpu,
     takes,
     use_triton,
     wrong_features,
@@ -43,22 +45,23 @@ def hybrid_attention(
     A plain sliding window: no tiles, so a prefix never changes. The keys' matrices are one a query head (M =
     H) or one a key head (M = Hkv); there is a linear state for each. `cu_seqlens` marks the sequences of a
     packed row (B = 1). Returns ``[B, T, H, D]`` in v's dtype, and the `HybridState` after the piece if
-    `return_state`; a single token without gradients overwrites `initial_state` where the kernels run. Where
-    the kernels do not take the arguments, the torch form runs and a warning says why; with
+    `return_state`; a single token without gradients overwrites `initial_state` on a CPU and where the kernels
+    run. Where the kernels do not take the arguments, the torch form runs and a warning says why; with
     RELINEAR_KERNELS=triton that is a ValueError.
     """
     options = {"feature": feature, "window": window, "window_factor": window_factor, "scale": scale}
     reference.check_hybrid(feature, window)
+    step = one_token(initial_state, return_state, cu_seqlens, q, k, v, w_q, w_k, window_factor)
     if use_triton(q) and takes(
         "hybrid_attention",
         wrong_features(q, k, v, w_q, w_k, feature),
         wrong_state(initial_state and initial_state.linear),
         wrong_packing(cu_seqlens, key_mask=key_mask, initial_state=initial_state, return_state=return_state),
     ):
-        if one_token(initial_state, return_state, cu_seqlens, q, k, v, w_q, w_k, window_factor):
-            from relinear_kernels.decode_step_triton import hybrid_step
+        if step:
+            from relinear_kernels.decode_step_triton import hybrid_step as fused_step
 
-            return hybrid_step(q, k, v, w_q, w_k, key_mask=key_mask, state=initial_state, **options)
+            return fused_step(q, k, v, w_q, w_k, key_mask=key_mask, state=initial_state, **options)
         from relinear_kernels.hybrid_attention_triton import hybrid_attention as fused
 
         ring = partial(window_state, q.shape[0], window, k.shape[2], k.shape[3], device=q.device)
@@ -75,6 +78,8 @@ def hybrid_attention(
             empty_ring=ring,
             **options,
         )
+    if steps_on_cpu(q, step):
+        return hybrid_step(q, k, v, w_q, w_k, key_mask=key_mask, state=initial_state, **options)
     if path() == "reference":
         stateless(
             "hybrid_attention", initial_state=initial_state, return_state=return_state, cu_seqlens=cu_seqlens

@@ -46,7 +46,7 @@ class HybridState(NamedTuple):
 def hybrid_state(
     batch, heads, groups, dim, features, *, window, device=None, dtype=torch.float32
 ) -> HybridState:
-    """The state before the first token."""
+    """The state before the first token. `dtype` is that of keys and values."""
     ring = window_state(batch, window, groups, dim, device=device, dtype=dtype)
     return HybridState(ring, linear_state(batch, heads, features, dim, device, dtype))
 
@@ -110,16 +110,15 @@ def hybrid_attention(
     Returns ``[B, T, H, D]`` in v's dtype, and the `HybridState` after the piece if `return_state`.
     """
     check_hybrid(feature, window)
-    dtype, (batch, length, _, dim) = v.dtype, q.shape
-    q, k, v = _accumulate(q), _accumulate(k), _accumulate(v)
-    groups = k.shape[2]
+    dtype, (batch, length, _, dim), groups = v.dtype, q.shape, k.shape[2]
     scale = dim**-0.5 if scale is None else scale
     ring = (
-        window_state(batch, window, groups, dim, device=q.device, dtype=q.dtype)
+        window_state(batch, window, groups, dim, device=q.device, dtype=dtype)
         if initial_state is None
         else initial_state.ring
     )
     keys, values, mask, ring = extend(ring, k, v, key_mask)
+    q, keys, values = _accumulate(q), _accumulate(keys), _accumulate(values)
     scores, n, c = window_scores(q, keys[:, 1:], mask[:, 1:], window, scale)
     top = scores.amax(-1, keepdim=True)
     top = torch.where(top.isinf(), torch.zeros_like(top), top)

@@ -4,12 +4,14 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from relinear_kernels import linear_attention_reference as reference
+from relinear_kernels.decode_step_reference import linear_step
 from relinear_kernels.dispatch import (
     FEATURES,
     one_token,
     path,
     per_sequence,
     stateless,
+    steps_on_cpu,
     takes,
     use_triton,
     wrong_features,
@@ -51,7 +53,8 @@ def linear_attention(
     sequence. Not `causal`, every query sees all keys of its sequence: no decay, no state (None in its place),
     no packed rows, and torch's products on any device. Returns ``[B, T, H, Dv]`` in v's dtype, and the
     `LinearState` after the piece if `return_state`; a single token without gradients overwrites
-    `initial_state` where the kernels run (but for exponential features, whose reference moves with it).
+    `initial_state` on a CPU and where the kernels run (there not with exponential features, whose reference
+    moves with it).
     `chunk` is the torch form's. Where the kernels do not take the arguments, the torch form runs and a
     warning says why; with RELINEAR_KERNELS=triton that is a ValueError.
     """
@@ -68,18 +71,19 @@ def linear_attention(
         return reference.linear_attention(
             q, k, v, w_q, w_k, causal=False, key_mask=key_mask, return_state=return_state, **options
         )
+    step = one_token(initial_state, return_state, cu_seqlens, q, k, v, w_q, w_k, b_q, b_k, log_decay)
     if use_triton(q) and takes(
         "linear_attention",
         wrong_features(q, k, v, w_q, w_k, check_feature(feature), (*FEATURES, *EXPONENTIAL)),
         wrong_state(initial_state),
         wrong_packing(cu_seqlens, key_mask=key_mask),
     ):
-        if feature not in EXPONENTIAL and one_token(
-            initial_state, return_state, cu_seqlens, q, k, v, w_q, w_k, b_q, b_k, log_decay
-        ):
-            from relinear_kernels.decode_step_triton import linear_step
+        if k.shape[2] != v.shape[2]:  # a map made keys of every query head, and they share values
+            v = v.repeat_interleave(k.shape[2] // v.shape[2], 2)
+        if step and feature not in EXPONENTIAL:
+            from relinear_kernels.decode_step_triton import linear_step as fused_step
 
-            return linear_step(
+            return fused_step(
                 q, k, v, w_q, w_k, log_decay=log_decay, key_mask=key_mask, state=initial_state, **options
             )
         from relinear_kernels.linear_attention_triton import linear_attention as fused
@@ -96,6 +100,10 @@ def linear_attention(
             return_state=return_state,
             cu_seqlens=cu_seqlens,
             **options,
+        )
+    if steps_on_cpu(q, step):
+        return linear_step(
+            q, k, v, w_q, w_k, log_decay=log_decay, key_mask=key_mask, state=initial_state, **options
         )
     if path() == "reference":
         stateless(

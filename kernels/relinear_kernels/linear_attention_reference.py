@@ -37,12 +37,22 @@ class LinearState(NamedTuple):
 def linear_state(
     batch: int, heads: int, features: int, dim: int, device=None, dtype=torch.float32
 ) -> LinearState:
-    """The state before the first token."""
+    """The state before the first token. `dtype` is that of keys and values; sums are at least float32."""
+    held = {"device": device, "dtype": torch.promote_types(dtype, torch.float32)}
     return LinearState(
-        torch.zeros(batch, heads, features, dim, device=device, dtype=dtype),
-        torch.zeros(batch, heads, features, device=device, dtype=dtype),
-        torch.full((batch, heads, features), -torch.inf, device=device, dtype=dtype),
+        torch.zeros(batch, heads, features, dim, **held),
+        torch.zeros(batch, heads, features, **held),
+        torch.full((batch, heads, features), -torch.inf, **held),
     )
+
+
+def check_sums(state: LinearState | None) -> None:
+    """Raises ValueError for sums in less than float32."""
+    if state is not None and state.kv.dtype in (torch.bfloat16, torch.float16):
+        raise ValueError(
+            f"a linear state is held in float32; got {state.kv.dtype}: what a token adds that is small beside"
+            " its sum is lost in rounding, 27 % of an output after 4,096 tokens without decay in bfloat16"
+        )
 
 
 def state_heads(w_k: Tensor | None, heads: int) -> int:
@@ -116,7 +126,7 @@ def every_decay(
             f"log_decay must be [{name}={states}] or [B={batch}, T={length}, {name}={states}]; got"
             f" {list(log_decay.shape)}"
         )
-    return log_decay.expand(batch, length, states)
+    return log_decay if log_decay.ndim == 3 else log_decay.expand(batch, length, states)
 
 
 def _features(q, k, w_q, w_k, b_q, b_k, feature, key_mask, chunk, shift):
@@ -247,6 +257,7 @@ def linear_sums(
     """Numerator, denominator and final state, chunk by chunk: time and memory linear in T (chunk x chunk
     blocks, one state per chunk)."""
     check_feature(feature)
+    check_sums(initial_state)
     q, k, v = _accumulate(q), _accumulate(k), _accumulate(v)
     batch, length, heads, _ = q.shape
     groups, dim = v.shape[2:]

@@ -9,5 +9,5 @@ def scaled_sum(
     x: Float[Tensor, "B T H D"], y: Float[Tensor, "B T H D"], scale: Float[Tensor, " H"]
 ) -> Float[Tensor, "B T H D"]:
     """x + scale y, added in at least float32, in y's dtype."""
-    wide = torch.promote_types(scale.dtype, torch.float32)
-    return (x + scale.to(wide)[:, None] * y).to(y.dtype)
+    wide = scale if scale.dtype == torch.float64 else scale.float()
+    return (x + wide[:, None] * y).to(y.dtype)

@@ -3,24 +3,43 @@ elsewhere."""
 
 from functools import partial
 
+import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from relinear_kernels import sliding_window_attention_reference as reference
+from relinear_kernels.decode_step_reference import leave, window_step
 from relinear_kernels.dispatch import (
     one_token,
     path,
     per_sequence,
     stateless,
+    steps_on_cpu,
     takes,
     use_triton,
     wrong_dtypes,
     wrong_packing,
     wrong_widths,
 )
-from relinear_kernels.sliding_window_attention_reference import WindowState, window_state
+from relinear_kernels.sliding_window_attention_reference import WindowState, extend, window_state
 
 META = 16  # the most meta tokens that the kernels of a whole piece take
+
+
+def left(
+    state: WindowState,
+    k: Float[Tensor, "B T Hkv D"],
+    v: Float[Tensor, "B T Hkv D"],
+    key_mask: Bool[Tensor, "B T"] | None = None,
+) -> tuple[Tensor, Tensor, Tensor, WindowState]:
+    """The keys and values ``[B, T, Hkv, D]`` that leave a ring without meta keys as those of a piece enter,
+    which of them are real ``[B, T]``, and the ring after the piece. A single token without gradients
+    overwrites `state` on a CPU."""
+    length = k.shape[1]
+    if not torch.is_grad_enabled() and steps_on_cpu(k, length == 1):
+        return leave(state, k, v, key_mask)
+    keys, values, mask, after = extend(state, k, v, key_mask)
+    return keys[:, :length], values[:, :length], mask[:, :length], after
 
 
 def sliding_window_attention(
@@ -42,8 +61,8 @@ def sliding_window_attention(
     Time and memory are linear in T. Padding (`key_mask` False) is never seen; a row that sees nothing is
     zero. `cu_seqlens` marks the sequences of a packed row (B = 1). Returns ``[B, T, H, D]`` in v's dtype, and
     the `WindowState` (window - 1 keys) after the piece if `return_state`; a single token without gradients
-    overwrites `initial_state` where the kernels run. Where the kernels do not take the arguments, the torch
-    form runs and a warning says why; with RELINEAR_KERNELS=triton that is a ValueError.
+    overwrites `initial_state` on a CPU and where the kernels run. Where the kernels do not take the
+    arguments, the torch form runs and a warning says why; with RELINEAR_KERNELS=triton that is a ValueError.
     """
     options = {"window": window, "meta": meta, "scale": scale}
     step = one_token(initial_state, return_state, cu_seqlens, q, k, v)
@@ -55,9 +74,9 @@ def sliding_window_attention(
         wrong_packing(cu_seqlens, key_mask=key_mask, initial_state=initial_state, return_state=return_state),
     ):
         if step:
-            from relinear_kernels.decode_step_triton import window_step
+            from relinear_kernels.decode_step_triton import window_step as fused_step
 
-            return window_step(q, k, v, key_mask=key_mask, state=initial_state, **options)
+            return fused_step(q, k, v, key_mask=key_mask, state=initial_state, **options)
         from relinear_kernels.sliding_window_attention_triton import sliding_window_attention as fused
 
         empty = partial(
@@ -74,6 +93,8 @@ def sliding_window_attention(
             empty_state=empty,
             **options,
         )
+    if steps_on_cpu(q, step):
+        return window_step(q, k, v, key_mask=key_mask, state=initial_state, **options)
     if path() == "reference":
         given = {"initial_state": initial_state, "return_state": return_state, "cu_seqlens": cu_seqlens}
         stateless("sliding_window_attention", **given)

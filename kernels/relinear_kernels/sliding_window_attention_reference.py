@@ -14,51 +14,51 @@ from relinear_kernels.linear_attention_reference import _accumulate, blocks
 
 
 class WindowState(NamedTuple):
-    """The last R keys and values of a prefix, and its first `meta` ones. Sizes never change; masks say what
-    is filled.
+    """The last R keys and values of a prefix, and its first M (`meta`) ones. Sizes never change; masks say
+    what is filled.
 
-    The keys lie in a ring of R + 1 places: the oldest at `first`, newer ones behind it, and the place before
-    it is free, so that a token can put its key there while the heads that share the ring still read all
-    others. Nothing moves.
+    The first M places of `k` and `v` are those of meta keys. Behind them is a ring of R + 1 places: the
+    oldest key at the ring's place `first`, newer ones behind it, and the place before it is free, so that a
+    token can put its key there while the heads that share the ring still read all others. Nothing moves.
+    Keys and values have the dtype in which they were given.
     """
 
-    k: Float[Tensor, "B R+1 Hkv D"]
-    v: Float[Tensor, "B R+1 Hkv D"]
-    mask: Bool[Tensor, "B R+1"]
+    k: Float[Tensor, "B M+R+1 Hkv D"]
+    v: Float[Tensor, "B M+R+1 Hkv D"]
+    mask: Bool[Tensor, "B R+1"]  # of the ring
     first: Int[Tensor, " B"]
-    meta_k: Float[Tensor, "B M Hkv D"]
-    meta_v: Float[Tensor, "B M Hkv D"]
     meta_age: Tensor  # [B, M] int64: positions since the meta key was seen; -1 while it is not there yet
 
 
 def window_state(batch, keys, groups, dim, *, meta=0, device=None, dtype=torch.float32) -> WindowState:
     """The state before the first token, remembering `keys` keys."""
-    zeros = lambda n: torch.zeros(batch, n, groups, dim, device=device, dtype=dtype)  # noqa: E731
+    k, v = (torch.zeros(batch, meta + keys + 1, groups, dim, device=device, dtype=dtype) for _ in range(2))
     mask = torch.zeros(batch, keys + 1, device=device, dtype=torch.bool)
     first = torch.zeros(batch, device=device, dtype=torch.int32)
-    return WindowState(
-        zeros(keys + 1),
-        zeros(keys + 1),
-        mask,
-        first,
-        zeros(meta),
-        zeros(meta),
-        torch.full((batch, meta), -1, device=device),
-    )
+    return WindowState(k, v, mask, first, torch.full((batch, meta), -1, device=device))
+
+
+def check_ring(state: WindowState, batch: int, keys: int, groups: int, dim: int, meta: int) -> None:
+    """Raises ValueError unless the state holds so many keys and meta keys of these sizes."""
+    shape, got, slots = [batch, keys, groups, dim], list(state.k.shape), state.meta_age.shape[1]
+    got[1] -= slots + 1  # a place is free
+    if got != shape or slots != meta:
+        raise ValueError(f"the state must hold keys {shape} and {meta} meta keys; got {got}, {slots}")
 
 
 def in_order(state: WindowState) -> tuple[Tensor, Tensor, Tensor]:
     """Keys, values and mask ``[B, R, ...]`` of a window, oldest first."""
-    places = state.k.shape[1]
+    places, meta = state.mask.shape[1], state.meta_age.shape[1]
     order = (state.first[:, None] + torch.arange(places - 1, device=state.k.device)) % places
     sequence = torch.arange(len(order), device=order.device)[:, None]
-    return state.k[sequence, order], state.v[sequence, order], state.mask[sequence, order]
+    return state.k[sequence, meta + order], state.v[sequence, meta + order], state.mask[sequence, order]
 
 
 def extend(
     state: WindowState, k: Tensor, v: Tensor, key_mask: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, WindowState]:
-    """Keys, values and mask ``[B, R + T, ...]`` as a piece sees them, and the state after the piece."""
+    """Keys, values and mask ``[B, R + T, ...]`` as a piece sees them, and the state after the piece, in the
+    dtypes of k and v."""
     batch, length = k.shape[:2]
     new = key_mask if key_mask is not None else torch.ones(batch, length, dtype=torch.bool, device=k.device)
     old_k, old_v, old_mask = in_order(state)
@@ -68,7 +68,7 @@ def extend(
         torch.cat([old_mask, new], 1),
     )
     meta = state.meta_age.shape[1]
-    meta_k, meta_v, age = state.meta_k, state.meta_v, state.meta_age
+    meta_k, meta_v, age = state.k[:, :meta].to(k.dtype), state.v[:, :meta].to(v.dtype), state.meta_age
     if meta:
         # The first real tokens of each sequence, wherever padding put them: token number r of this piece
         # fills slot seen + r.
@@ -79,32 +79,29 @@ def extend(
         ).clamp(max=meta)
         onto = torch.nn.functional.one_hot(slot, meta + 1)[..., :meta]  # [B, T, M]
         filled = onto.any(1)
-        pick = onto.to(k.dtype)
         put = lambda old, x: torch.where(  # noqa: E731
-            filled[..., None, None], torch.einsum("btm,bthd->bmhd", pick, x), old.to(x.dtype)
+            filled[..., None, None], torch.einsum("btm,bthd->bmhd", onto.to(x.dtype), x), old
         )
         meta_k, meta_v = put(meta_k, k), put(meta_v, v)
         since = torch.arange(length - 1, -1, -1, device=k.device)
         age = torch.where(filled, (onto * since[None, :, None]).sum(1), age)
-    dtype = state.k.dtype
-    ring = lambda x: nn.functional.pad(x[:, length:].to(dtype), (0, 0, 0, 0, 0, 1))  # noqa: E731
+    held = lambda first, x: torch.cat([first, x[:, length:], torch.zeros_like(x[:, :1])], 1)  # noqa: E731
     seen = nn.functional.pad(mask[:, length:], (0, 1))
-    after = WindowState(
-        ring(keys), ring(values), seen, torch.zeros_like(state.first), meta_k.to(dtype), meta_v.to(dtype), age
-    )
+    after = WindowState(held(meta_k, keys), held(meta_v, values), seen, torch.zeros_like(state.first), age)
     return keys, values, mask, after
 
 
 def begin(state: WindowState, k: Tensor, v: Tensor) -> WindowState:
     """The state after an unpadded piece that nothing precedes: `extend`'s, from the empty `state`, without a
     copy of all keys."""
-    length, held, meta = k.shape[1], state.k.shape[1] - 1, min(state.meta_age.shape[1], k.shape[1])
-    tail = slice(max(length - held, 0), length)
-    *_, after = extend(state._replace(meta_age=state.meta_age[:, :0]), k[:, tail], v[:, tail], None)
-    put = lambda old, x: torch.cat([x[:, :meta].to(old.dtype), old[:, meta:]], 1)  # noqa: E731
+    length, held, slots = k.shape[1], state.mask.shape[1] - 1, state.meta_age.shape[1]
+    tail, meta = slice(max(length - held, 0), length), min(slots, length)
+    alone = state._replace(k=state.k[:, slots:], v=state.v[:, slots:], meta_age=state.meta_age[:, :0])
+    *_, after = extend(alone, k[:, tail], v[:, tail], None)
+    put = lambda x, old, *ring: torch.cat([x[:, :meta], old[:, meta:slots].to(x.dtype), *ring], 1)  # noqa: E731
     age = torch.arange(length - 1, length - 1 - meta, -1, device=k.device).expand(k.shape[0], -1)
     return after._replace(
-        meta_k=put(state.meta_k, k), meta_v=put(state.meta_v, v), meta_age=put(state.meta_age, age)
+        k=put(k, state.k, after.k), v=put(v, state.v, after.v), meta_age=put(age, state.meta_age)
     )
 
 
@@ -218,9 +215,8 @@ def sliding_window_attention(
     batch, length, heads, dim = q.shape
     groups, dtype = k.shape[2], v.dtype
     q, k = q.to(dtype), k.to(dtype)
-    held = torch.promote_types(dtype, torch.float32)  # the dtype of every state
     state = initial_state or window_state(
-        batch, window - 1, groups, dim, meta=meta, device=q.device, dtype=held
+        batch, window - 1, groups, dim, meta=meta, device=q.device, dtype=dtype
     )
     keys, values, mask, after = extend(state, k, v, key_mask)
     c, n, pad = _blocks(length, window)
@@ -237,10 +233,12 @@ def sliding_window_attention(
         distance = age[:, None] + torch.arange(n * c, device=q.device)[None, :, None]
         beyond = (after.meta_age[:, None] >= 0) & (distance >= window)
         seen = torch.cat([beyond.view(batch, n, c, meta), seen], -1)
-        front = lambda m, x: torch.cat(  # noqa: E731
-            [m.to(dtype).transpose(1, 2).unsqueeze(1).expand(batch, n, groups, meta, dim), x], 3
-        )
-        keys, values = front(after.meta_k, keys), front(after.meta_v, values)
+
+        def front(m: Tensor, x: Tensor) -> Tensor:
+            m = m[:, :meta].transpose(1, 2).unsqueeze(1)
+            return torch.cat([m.expand(batch, n, groups, meta, dim), x], 3)
+
+        keys, values = front(after.k, keys), front(after.v, values)
     # a row at padding sees nothing: it is given keys, against a division by zero, and zeroed later
     nothing = ~seen.any(-1, keepdim=True)
     out = nn.functional.scaled_dot_product_attention(

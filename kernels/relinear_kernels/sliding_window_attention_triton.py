@@ -519,7 +519,7 @@ def sliding_window_attention(
         state = empty_state() if initial_state is None else initial_state
         keys, values, mask, after = extend(state, k, v, key_mask)
         if meta:
-            meta_k, meta_v = after.meta_k.to(q.dtype), after.meta_v.to(q.dtype)
+            meta_k, meta_v = after.k[:, :meta], after.v[:, :meta]
             pos = torch.where(after.meta_age >= 0, length - 1 - after.meta_age, ABSENT).to(torch.int32)
     if first:
         pos = torch.arange(first, device=q.device, dtype=torch.int32).expand(sequences, -1)

@@ -8,6 +8,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from relinear_kernels.sliding_window_attention_reference import WindowState, in_order
+
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 if DEVICE == "cpu":  # before triton is imported: kernels are then functions of CPU tensors
     os.environ["TRITON_INTERPRET"] = "1"
@@ -40,17 +42,31 @@ def relative(got: Tensor, want: Tensor) -> float:
 
 
 class Written(TorchDispatchMode):
-    """Counts the numbers of all tensors that operations return, views apart: these write nothing."""
+    """Counts operators, and the numbers of all tensors that they return, views apart: these write
+    nothing."""
 
     def __init__(self):
         super().__init__()
-        self.numbers = 0
+        self.numbers = self.operators = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **kwargs or {})
+        self.operators += 1
         if not func.is_view:
             self.numbers += sum(x.numel() for x in tree_leaves(out) if isinstance(x, Tensor))
         return out
+
+
+def laid_out(state):
+    """A state with its rings in order and without their free places: where a ring begins does not matter."""
+    if isinstance(state, WindowState):
+        meta, (k, v, mask) = state.meta_age.shape[1], in_order(state)
+        k, v = (torch.cat([x[:, :meta], ring], 1) for x, ring in ((state.k, k), (state.v, v)))
+        return state._replace(k=k, v=v, mask=mask, first=torch.zeros_like(state.first))
+    if isinstance(state, Tensor):
+        return state
+    parts = map(laid_out, state)
+    return type(state)(*parts) if hasattr(state, "_fields") else tuple(parts)
 
 
 def fill_empty_with_nan(monkeypatch) -> None:

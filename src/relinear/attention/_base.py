@@ -144,8 +144,9 @@ class Attention(nn.Module):
             raise ValueError(f"a step takes one token; got {inputs.q.shape[1]}")
         return self(inputs, state)
 
-    def init_state(self, batch: int, device=None):
-        """The state before the first token."""
+    def init_state(self, batch: int, device=None, dtype=torch.float32):
+        """The state before the first token; `dtype` is that of keys and values, which windows keep as they
+        are."""
         raise NotImplementedError
 
     def attention_weights(self, inputs: Inputs) -> Float[Tensor, "B H T T"]:

@@ -152,12 +152,13 @@ class Method(Attention):
     def forward(self, inputs: Inputs, state=None):
         """Head outputs of a piece, and the state after it; cosFormer's state counts the tokens, too."""
         if self.options.map == "taylor":
-            return self._taylor(inputs, state)
+            token = state is not None and inputs.q.shape[1] == 1 and not inputs.v.is_cuda
+            return self._taylor_token(inputs, state) if token else self._taylor(inputs, state)
         counts = self.options.map == "cosformer"
         linear, seen = state if counts and state is not None else (state, None)
         q, k, feature = self.mapped(inputs, seen)
         # The kernels take as many features as a head has dimensions, or twice as many.
-        op = linear_attention if feature == self.options.map else chunked_linear_attention
+        op = chunked_linear_attention if q.is_cuda and feature != self.options.map else linear_attention
         y, linear = op(
             q,
             k,
@@ -178,9 +179,9 @@ class Method(Attention):
         )
         return y, (linear, new if seen is None else seen + new)
 
-    def init_state(self, batch, device=None):
+    def init_state(self, batch, device=None, dtype=torch.float32):
         """The state before the first token; cosFormer's has the count of tokens, zero."""
-        linear = linear_state(batch, self.heads.heads, self.features, self.heads.dim, device)
+        linear = linear_state(batch, self.heads.heads, self.features, self.heads.dim, device, dtype)
         return (
             (linear, torch.zeros(batch, dtype=torch.long, device=device))
             if self.options.map == "cosformer"
@@ -233,6 +234,14 @@ class Method(Attention):
     def _filled(total: Tensor) -> Tensor:
         """A row's sum; 1 where a query sees no key at all."""
         return torch.where(total > 0, total, 1.0)
+
+    def _taylor_token(self, inputs: Inputs, state: LinearState):
+        q, k = (x * self.heads.scale**0.5 for x in map(wide, inputs.rotated()))
+        phi_q, phi_k = self._expanded(torch.cat([q, k], 2)).split([q.shape[2], k.shape[2]], 2)
+        return linear_attention(
+            phi_q, phi_k, inputs.v, feature="none", key_mask=inputs.key_mask, initial_state=state,
+            return_state=True,
+        )  # fmt: skip
 
     def _taylor(self, inputs: Inputs, state: LinearState | None):
         outputs = []

@@ -78,10 +78,10 @@ class Method(Attention):
             return_state=True,
         )
 
-    def init_state(self, batch, device=None):
+    def init_state(self, batch, device=None, dtype=torch.float32):
         """The linear state before the first token."""
         signs = 2 if self.options.feature.endswith("_pm") else 1
-        return linear_state(batch, self.heads.heads, signs * self.heads.dim, self.heads.dim, device)
+        return linear_state(batch, self.heads.heads, signs * self.heads.dim, self.heads.dim, device, dtype)
 
     def phi(self, inputs: Inputs):
         """Features of q and k, and whether they are logarithms: `attention_weights` is their product, each

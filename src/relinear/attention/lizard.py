@@ -193,26 +193,26 @@ class Method(Parts, Attention):
         gated part turns, if it does."""
         return self.options.linear_rope or (self.options.window_rope and self.options.meta > 0)
 
-    def _log_gate(self, inputs: Inputs, state: PooledState | LinearState | None = None):
+    def _log_gate(self, inputs: Inputs, means: tuple[Tensor, Tensor] | None = None):
         """log gamma of every state ``[B, T, M]``, or ``[B, T, M, D]`` of every channel; 0 at padding, which
-        neither writes nor forgets."""
-        gate = self._forms(inputs, state)
+        neither writes nor forgets. `means` are those of keys before and in the piece."""
+        gate = self._forms(inputs, means)
         if inputs.key_mask is not None:
             gate = gate * inputs.key_mask[..., None]
         if "gate" in self.switched_off:
             gate = torch.zeros_like(gate)
         if self.options.gates == "channel":
             return gate.unflatten(-1, (self.states, self.heads.dim))
-        return gate.expand(-1, -1, self.states)
+        return gate if gate.shape[2] == self.states else gate.expand(-1, -1, self.states)
 
-    def _forms(self, inputs: Inputs, state: PooledState | LinearState | None):
+    def _forms(self, inputs: Inputs, means: tuple[Tensor, Tensor] | None):
         """log gamma of every gate ``[B, T, gates]``, as `gate` says."""
         form = self.options.gate
         if form == "none":
             return inputs.x.new_zeros(*inputs.x.shape[:2], 1, dtype=wide(inputs.x).dtype)
         if form == "pool":
             pooled = (
-                self._pooled_in_time(inputs, state)
+                self._pooled_in_time(*(means or self._means(inputs, None)))
                 if self.options.pool == "time"
                 else self._pooled(wide(inputs.k))
             )
@@ -228,7 +228,8 @@ class Method(Parts, Attention):
         z = project(self.gate, x)
         if form == "mamba2":
             return -nn.functional.softplus(z) * wide(self.rate).to(z.dtype).exp()
-        return nn.functional.logsigmoid(z) / self.options.gate_temperature
+        gate = nn.functional.logsigmoid(z)
+        return gate if self.options.gate_temperature == 1 else gate / self.options.gate_temperature
 
     def _pooled(self, k):
         """Keys ``[B, T, G, D]``, pooled over all channels ``[B, T, G, 1]``, or ``[B, T, G, D]`` over
@@ -258,20 +259,19 @@ class Method(Parts, Attention):
             return nn.functional.pad(means, (0, 0, POOLED - 1, 0)), nn.functional.pad(real, (POOLED - 1, 0))
         return torch.cat([state.means.to(means.dtype), means], 1), torch.cat([state.real, real], 1)
 
-    def _pooled_in_time(self, inputs: Inputs, state: PooledState | None):
+    def _pooled_in_time(self, means: Tensor, real: Tensor):
         """The mean over the last four keys of their means ``[B, T, G, 1]``; of those that there are, at the
         start."""
-        means, real = self._means(inputs, state)
         count = real.unfold(1, POOLED, 1).sum(-1).clamp(min=1)
         return (means.unfold(1, POOLED, 1).sum(-1) / count[..., None])[..., None]
 
-    def _gated(self, inputs: Inputs, state: PooledState | LinearState | None = None) -> dict:
+    def _gated(self, inputs: Inputs, means: tuple[Tensor, Tensor] | None = None) -> dict:
         gate = "log_gate" if self.options.gates == "channel" else "log_decay"
         return {
             "w_q": self.w_q,
             "w_k": self.w_k,
             "feature": self.options.feature,
-            gate: self._log_gate(inputs, state),
+            gate: self._log_gate(inputs, means),
             "normalize": self.options.normalize,
             "key_mask": inputs.key_mask,
         }
@@ -314,17 +314,19 @@ class Method(Parts, Attention):
 
     def _far(self, inputs: Inputs, state: LinearState | PooledState | None):
         attend = gated_linear_attention if self.options.gates == "channel" else linear_attention
-        before = state.sums if isinstance(state, PooledState) else state
+        before, means = state, None
+        if self.options.pool == "time":
+            before, means = state and state.sums, self._means(inputs, state)
         y, after = attend(
             *self._linear_qk(inputs),
             inputs.v,
-            **self._gated(inputs, state),
+            **self._gated(inputs, means),
             initial_state=before,
             return_state=True,
         )
-        if self.options.pool != "time":
+        if means is None:
             return y, after
-        means, real = self._means(inputs, state)
+        means, real = means
         return y, PooledState(after, means[:, 1 - POOLED :], real[:, 1 - POOLED :])
 
     def _near(self, inputs: Inputs, state: WindowState | None):
@@ -356,21 +358,23 @@ class Method(Parts, Attention):
             given,
         )
 
-    def init_state(self, batch, device=None):
+    def init_state(self, batch, device=None, dtype=torch.float32):
         """The state of both parts before the first token; with one part off, the other's alone."""
         h, o = self.heads, self.options
-        gate = linear_state(batch, self.states, 2 * h.dim, h.dim, device)
+        gate = linear_state(batch, self.states, 2 * h.dim, h.dim, device, dtype)
         if o.pool == "time":
-            means = torch.zeros(batch, POOLED - 1, h.groups, device=device)
+            means = torch.zeros(batch, POOLED - 1, h.groups, device=device, dtype=gate.z.dtype)
             gate = PooledState(gate, means, torch.zeros(batch, POOLED - 1, dtype=torch.bool, device=device))
         if self._far_only:
             return gate
-        window = window_state(batch, o.window - 1, h.groups, h.dim, meta=self._meta, device=device)
+        window = window_state(
+            batch, o.window - 1, h.groups, h.dim, meta=self._meta, device=device, dtype=dtype
+        )
         if self._learned:  # seen from any distance, from the first token on, and in no window
-            put = lambda p, old: p.to(old).expand(old.shape).contiguous()  # noqa: E731
+            put = lambda p, old: torch.cat([p.to(old).expand(batch, *p.shape), old[:, o.meta :]], 1)  # noqa: E731
             window = window._replace(
-                meta_k=put(self.meta_k, window.meta_k),
-                meta_v=put(self.meta_v, window.meta_v),
+                k=put(self.meta_k, window.k),
+                v=put(self.meta_v, window.v),
                 meta_age=torch.full_like(window.meta_age, o.window),
             )
         return window if "linear" in self.switched_off else LizardState(gate, window)

@@ -19,11 +19,11 @@ without `window` a query sees what is older than the window alone, normalised ov
 nothing is.
 """
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from pydantic import model_validator
-from torch import nn
+from torch import Tensor, nn
 
 from relinear.attention import _base
 from relinear.attention._base import Attention, Inputs, identity, wide
@@ -32,12 +32,17 @@ from relinear_kernels.hybrid_attention import hybrid_attention
 from relinear_kernels.hybrid_attention_reference import hybrid_attention_weights, hybrid_state
 from relinear_kernels.linear_attention import linear_attention
 from relinear_kernels.linear_attention_reference import (
+    LinearState,
     linear_attention_weights,
     linear_features,
     linear_state,
 )
-from relinear_kernels.sliding_window_attention import sliding_window_attention
-from relinear_kernels.sliding_window_attention_reference import sliding_window_weights, window_state
+from relinear_kernels.sliding_window_attention import left, sliding_window_attention
+from relinear_kernels.sliding_window_attention_reference import (
+    WindowState,
+    sliding_window_weights,
+    window_state,
+)
 
 FEATURES = {"code": ("softmax_pm", "exp_pm"), "paper": ("exp", "relu", "elu")}
 CODE_WINDOW_FACTOR = 0.1
@@ -66,6 +71,15 @@ class Options(_base.StateOptions):
     def map(self) -> str:
         """The feature map by its name: the option's, or that of the variant."""
         return self.feature or FEATURES[self.variant][0]
+
+
+class Delayed(NamedTuple):
+    """A ring of the last w keys, which wait to leave the window, the linear state of those that left it, and
+    whether any has ``[B]``."""
+
+    ring: WindowState
+    linear: LinearState
+    left: Tensor
 
 
 class Method(Parts, Attention):
@@ -120,7 +134,8 @@ class Method(Parts, Attention):
         if "linear" in self.switched_off:
             return self._near(q, k, inputs, state)
         if "window" in self.switched_off:
-            far, _, state = self._far(q, k, inputs, state or self._delayed_state(q.shape[0], q.device))
+            state = state or self._delayed_state(q.shape[0], q.device, k.dtype)
+            far, _, state = self._far(q, k, inputs, state)
             return far, state
         if self.options.variant == "code":
             return hybrid_attention(
@@ -131,7 +146,7 @@ class Method(Parts, Attention):
     def _mixture(self, q, k, inputs: Inputs, state):
         """The workshop paper's Eq. 8. Where nothing is older than the window, the window has all the
         weight."""
-        near_state, delayed = state or (None, self._delayed_state(q.shape[0], q.device))
+        near_state, delayed = state or (None, self._delayed_state(q.shape[0], q.device, k.dtype))
         near, near_state = self._near(q, k, inputs, near_state)
         far, older, delayed = self._far(q, k, inputs, delayed)
         sigma = torch.where((older > 0)[..., None, None], wide(self.window_factor).sigmoid()[:, None], 1.0)
@@ -147,55 +162,44 @@ class Method(Parts, Attention):
     def _far(self, q, k, inputs: Inputs, delayed):
         """Linear attention on what is older than the window, how many keys have left it by each step ``[B,
         T]``, and the state after them."""
-        length = q.shape[1]
-        mask = (
-            torch.ones(q.shape[:2], dtype=torch.bool, device=q.device)
-            if inputs.key_mask is None
-            else inputs.key_mask
-        )
-        keys, values = (
-            torch.cat([delayed[0].to(k.dtype), k], 1),
-            torch.cat([delayed[1].to(inputs.v.dtype), inputs.v], 1),
-        )
-        mask = torch.cat([delayed[2], mask], 1)
+        ring, linear, before = delayed
+        keys, values, mask, ring = left(ring, k, inputs.v, inputs.key_mask)
         far, linear = linear_attention(
-            q, keys[:, :length], values[:, :length], **self._maps(), key_mask=mask[:, :length],
-            initial_state=delayed[3], return_state=True,
-        )  # fmt: skip
-        older = mask[:, :length].cumsum(1) + delayed[4][:, None]
-        w = self.options.window
-        return (
-            far,
-            older,
-            (wide(keys[:, -w:]), wide(values[:, -w:]), mask[:, -w:], linear, older[:, -1].clamp(max=1)),
+            q, keys, values, **self._maps(), key_mask=mask, initial_state=linear, return_state=True
         )
+        older = mask.cumsum(1) + before[:, None]
+        return far, older, Delayed(ring, linear, older[:, -1].clamp(max=1))
 
-    def _delayed_state(self, batch: int, device):
-        """Keys waiting to leave the window, the linear state of those that left, and whether any has."""
-        w, h = self.options.window, self.heads
-        keys, values = torch.zeros(2, batch, w, h.groups, h.dim, device=device).unbind()
-        mask, left = (
-            torch.zeros(batch, w, dtype=torch.bool, device=device),
+    def _delayed_state(self, batch: int, device, dtype):
+        h = self.heads
+        return Delayed(
+            window_state(batch, self.options.window, h.groups, h.dim, device=device, dtype=dtype),
+            linear_state(batch, self.states, self.features, h.dim, device, dtype),
             torch.zeros(batch, dtype=torch.long, device=device),
         )
-        return keys, values, mask, linear_state(batch, self.states, self.features, h.dim, device), left
 
-    def init_state(self, batch, device=None):
+    def init_state(self, batch, device=None, dtype=torch.float32):
         """The state before the first token: linear, or of the hybrid."""
         h, o = self.heads, self.options
         if not o.window:
-            return linear_state(batch, self.states, self.features, h.dim, device)
+            return linear_state(batch, self.states, self.features, h.dim, device, dtype)
         if "linear" in self.switched_off:
-            return window_state(batch, o.window - 1, h.groups, h.dim, device=device)
+            return window_state(batch, o.window - 1, h.groups, h.dim, device=device, dtype=dtype)
         if "window" in self.switched_off:
-            return self._delayed_state(batch, device)
+            return self._delayed_state(batch, device, dtype)
         if o.variant == "code":
             return hybrid_state(
-                batch, self.states, h.groups, h.dim, self.features, window=o.window, device=device
+                batch,
+                self.states,
+                h.groups,
+                h.dim,
+                self.features,
+                window=o.window,
+                device=device,
+                dtype=dtype,
             )
-        return window_state(batch, o.window - 1, h.groups, h.dim, device=device), self._delayed_state(
-            batch, device
-        )
+        near = window_state(batch, o.window - 1, h.groups, h.dim, device=device, dtype=dtype)
+        return near, self._delayed_state(batch, device, dtype)
 
     def phi(self, inputs: Inputs):
         """None with a window, else features of q and k: `attention_weights` is their product, each row

@@ -56,28 +56,23 @@ class Method(Attention):
             )
         state = SoftmaxState(k, v, mask)
         before = k.shape[1] - length
-        seen = (
-            torch.ones(length, k.shape[1], dtype=torch.bool, device=q.device).tril(before)[None, None]
-            & mask[:, None, None]
-        )
-        seen = seen | torch.eye(length, dtype=torch.bool, device=q.device).new_zeros(
-            length, k.shape[1]
-        ).diagonal_scatter(
-            torch.ones(length, dtype=torch.bool, device=q.device), before
-        )  # a padding row sees itself, so that it has no NaN; nobody reads it
+        own = torch.arange(length, device=q.device)[:, None] + before
+        places = torch.arange(k.shape[1], device=q.device)
+        # a padding row sees itself, so that it has no NaN; nobody reads it
+        seen = (mask[:, None, None] & (places <= own)) | (places == own)
         q, k, v = (x.transpose(1, 2).to(inputs.v.dtype) for x in (q, k, v))
         y = nn.functional.scaled_dot_product_attention(
             q, k, v, attn_mask=seen, scale=self.heads.scale, enable_gqa=True
         )
         return y.transpose(1, 2), state
 
-    def init_state(self, batch: int, device=None) -> SoftmaxState | WindowState:
+    def init_state(self, batch: int, device=None, dtype=torch.float32) -> SoftmaxState | WindowState:
         """No keys and values yet; those of a window have their full size from the beginning."""
         if self.heads.window is not None:
             return window_state(
-                batch, self.heads.window - 1, self.heads.groups, self.heads.dim, device=device
+                batch, self.heads.window - 1, self.heads.groups, self.heads.dim, device=device, dtype=dtype
             )
-        empty = torch.zeros(batch, 0, self.heads.groups, self.heads.dim, device=device)
+        empty = torch.zeros(batch, 0, self.heads.groups, self.heads.dim, device=device, dtype=dtype)
         return SoftmaxState(empty, empty, torch.zeros(batch, 0, dtype=torch.bool, device=device))
 
     def attention_weights(self, inputs: Inputs):

@@ -78,11 +78,15 @@ class Method(Attention):
         if self.options.variant == "paper":
             b, t, g, d = k.shape
             k = k.unsqueeze(3).expand(b, t, g, self.heads.group, d).reshape(b, t, -1, d)
-            phi = lambda x: torch.relu(torch.einsum("bthd,hdf->bthf", x, self.w.to(x.dtype)) + self.b)  # noqa: E731
-            return phi(q), phi(k)
+            return self._mapped(q), self._mapped(k)
         own = self.heads.groups != self.heads.heads
         phi = lambda x, w, b: torch.relu(x.flatten(2) @ w.to(x.dtype) + b).view_as(x)  # noqa: E731
         return phi(q, self.w, self.b), phi(k, self.w_k if own else self.w, self.b_k if own else self.b)
+
+    def _mapped(self, x):
+        """phi of ``[B, T, H, D]`` by the map of each head."""
+        y = torch.bmm(x.flatten(0, 1).transpose(0, 1), self.w.to(x.dtype)).transpose(0, 1)
+        return torch.relu(y.unflatten(0, x.shape[:2]) + self.b)
 
     def _qk(self, inputs: Inputs):
         if self.options.rope == "before":
@@ -102,8 +106,6 @@ class Method(Attention):
         """Head outputs of a piece, and the linear state after it."""
         q, k = self._qk(inputs)
         v = inputs.v
-        if k.shape[2] != v.shape[2]:  # the shared map makes a key for every query head
-            v = v.repeat_interleave(self.heads.group, 2)
         y, state = linear_attention(
             q.to(v.dtype),
             k.to(v.dtype),
@@ -120,9 +122,9 @@ class Method(Attention):
         b, t, h, d = y.shape
         return self.norm(wide(y).reshape(b * t, h * d)).view(b, t, h, d).to(v.dtype), state
 
-    def init_state(self, batch, device=None):
+    def init_state(self, batch, device=None, dtype=torch.float32):
         """The linear state before the first token."""
-        return linear_state(batch, self.heads.heads, self.heads.dim, self.heads.dim, device)
+        return linear_state(batch, self.heads.heads, self.heads.dim, self.heads.dim, device, dtype)
 
     def attention_weights(self, inputs: Inputs):
         """The similarities q_t . k_i gamma^(t-i), over their row's sum where that is the normalizer:

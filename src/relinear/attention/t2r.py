@@ -60,9 +60,9 @@ class Method(Attention):
             return_state=True,
         )
 
-    def init_state(self, batch, device=None):
+    def init_state(self, batch, device=None, dtype=torch.float32):
         """The linear state before the first token."""
-        return linear_state(batch, self.heads.heads, self.features, self.heads.dim, device)
+        return linear_state(batch, self.heads.heads, self.features, self.heads.dim, device, dtype)
 
     def attention_weights(self, inputs: Inputs):
         """The T x T weights of the method, row = query."""

@@ -15,6 +15,7 @@ method's linear states: `_bf16` with 2 bytes a number, `_key_heads` one state fo
 
 from typing import Literal
 
+import torch
 from pydantic import Field, model_validator
 
 from relinear.attention import _base
@@ -98,11 +99,10 @@ class Method(Attention):
             *inputs.rotated(), inputs.v, **self._seen(inputs), initial_state=state, return_state=True
         )
 
-    def init_state(self, batch, device=None):
+    def init_state(self, batch, device=None, dtype=torch.float32):
         """The last keys and values before the first token: none of them valid."""
-        return window_state(
-            batch, self.window - 1, self.heads.groups, self.heads.dim, meta=self.options.sinks, device=device
-        )
+        h, sinks = self.heads, self.options.sinks
+        return window_state(batch, self.window - 1, h.groups, h.dim, meta=sinks, device=device, dtype=dtype)
 
     def attention_weights(self, inputs: Inputs):
         """The T x T weights within the window and over its sinks, row = query."""

@@ -481,16 +481,18 @@ def decoding(op: str, shape: Shape) -> Forms:
         return {"SDPA": Form(attend, moved={"decode": sum(x.nbytes for x in cache.values())})}
     states = n if op.endswith("states of key heads") else h
     # bytes of a linear state, of a key and a value, both ways
-    state, pair = batch * states * 2 * f * (d + 1) * 8, batch * n * d * 8
+    state, pair = batch * states * 2 * f * (d + 1) * 8, batch * n * d * 4
     step = partial(decode_step, **{name: args[name] for name in "qkv"})
     if op == WINDOW:
-        ring = window_state(batch, 127, n, d, meta=4, device=DEVICE)
+        ring = window_state(batch, 127, n, d, meta=4, device=DEVICE, dtype=torch.bfloat16)
         ring.mask.fill_(True)
         return {OURS: Form(partial(step, state=ring, window=128, meta=4), moved={"decode": 127 * pair})}
     step = partial(step, w_q=args["w_q"], w_k=args["w_k"][:states])
     linear = linear_state(batch, states, 2 * f, d, DEVICE)
     if op.startswith(HYBRID):
-        near = hybrid_state(batch, h, n, d, 2 * f, window=64, device=DEVICE)._replace(linear=linear)
+        near = hybrid_state(batch, h, n, d, 2 * f, window=64, device=DEVICE, dtype=torch.bfloat16)._replace(
+            linear=linear
+        )
         near.ring.mask.fill_(True)
         step = partial(step, window=64, window_factor=torch.full((h,), 0.1, device=DEVICE), state=near)
         return {OURS: Form(step, moved={"decode": state + 64 * pair})}

@@ -37,6 +37,7 @@ class LinearizedAttention(nn.Module):
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q ``[B, T, H, D]``, k and v ``[B, T, Hkv, D]`` before any rotary embedding."""
         shape = (*x.shape[:2], -1, self.method.heads.dim)
+        x = x.flatten(0, 1)  # once, where each projection would
         q, k, v = self.q_proj(x).view(shape), self.k_proj(x).view(shape), self.v_proj(x).view(shape)
         return (self.q_norm(q), self.k_norm(k), v) if hasattr(self, "q_norm") else (q, k, v)
 

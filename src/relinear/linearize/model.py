@@ -159,9 +159,8 @@ class Linearized(StrictLoading):
     def state_bytes(self, batch: int = 1) -> int:
         """Bytes of the state of `batch` sequences, from the first token on. Layers kept as softmax add keys
         and values that grow."""
-        wide = torch.promote_types(self.dtype, torch.float32)
         return sum(
-            nbytes(layer.method.init_state(batch, device="meta"), wide) for layer in self.attention_layers()
+            nbytes(layer.method.init_state(batch, "meta", self.dtype)) for layer in self.attention_layers()
         )
 
     def _kind(self) -> dict[str, Any]:

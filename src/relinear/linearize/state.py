@@ -3,7 +3,6 @@
 
 from typing import Any
 
-import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
@@ -17,12 +16,9 @@ def tree_map(fn, state, *others):
     return type(state)(*parts) if hasattr(state, "_fields") else tuple(parts)
 
 
-def nbytes(state, dtype: torch.dtype | None = None) -> int:
-    """Bytes of a state, with its floating-point tensors held in `dtype` if one is given."""
-    if isinstance(state, Tensor):
-        held = dtype if dtype is not None and state.is_floating_point() else state.dtype
-        return state.numel() * held.itemsize
-    return sum(nbytes(part, dtype) for part in state)
+def nbytes(state) -> int:
+    """Bytes of a state."""
+    return state.nbytes if isinstance(state, Tensor) else sum(map(nbytes, state))
 
 
 class RecurrentLayer(CacheLayerMixin):
