@@ -1,5 +1,5 @@
-"""Hedgehog parameters: the share of parameters that its maps are at Llama-2-7B's shape, by the forms that a map
-can have."""
+"""Hedgehog parameters: the share of parameters that its maps are at Llama-2-7B's shape, by the forms that a
+map can have."""
 
 import functools
 from collections.abc import Mapping
