@@ -1,12 +1,12 @@
 """Attention operations of relinear. One op, one stem: `<op>_reference.py` is its definition (quadratic) and
 its chunked torch form.
 
-`linear_attention`, `gated_linear_attention` (a gate per channel), `sliding_window_attention`,
-`hybrid_attention`; `decode_step` is one token of any of them; `attention_cross_entropy` is how far linear
-attention's weights are from softmax's, `rotary` the position embedding, `token_cross_entropy` a language
-model's loss of each token, `linear_cross_entropy` its sum from the inputs of the last layer, `scaled_sum` how
-two attentions' outputs are added. RELINEAR_KERNELS=auto|torch|triton|reference forces a path; auto is Triton
-for CUDA tensors, torch elsewhere.
+`linear_attention`, `gated_linear_attention` (a gate per channel), `gated_delta` (the delta rule, and what it
+is without an erase), `sliding_window_attention`, `hybrid_attention`; `decode_step` is one token of any of
+them; `attention_cross_entropy` is how far linear attention's weights are from softmax's, `rotary` the
+position embedding, `token_cross_entropy` a language model's loss of each token, `linear_cross_entropy` its
+sum from the inputs of the last layer, `scaled_sum` how two attentions' outputs are added.
+RELINEAR_KERNELS=auto|torch|triton|reference forces a path; auto is Triton for CUDA tensors, torch elsewhere.
 
 Importing the package imports none of its modules: a public name is fetched from its module when it is first
 asked for.
@@ -18,6 +18,7 @@ from types import ModuleType
 
 # Public name -> its module. relinear.plan.code reads this table from the source: keep it a literal.
 MODULES = {
+    "DeltaState": "gated_delta_reference",
     "FEATURES": "features",
     "HybridState": "hybrid_attention_reference",
     "LinearState": "linear_attention_reference",
@@ -26,6 +27,9 @@ MODULES = {
     "check_feature": "features",
     "cross_entropy": "attention_cross_entropy_reference",
     "decode_step": "decode_step",
+    "delta_state": "gated_delta_reference",
+    "gated_delta": "gated_delta",
+    "gated_delta_weights": "gated_delta_reference",
     "gated_linear_attention": "gated_linear_attention",
     "gated_linear_attention_weights": "gated_linear_attention_reference",
     "hybrid_attention": "hybrid_attention",

@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch.utils._pytree import tree_leaves
 
+from relinear_kernels.gated_delta import gated_delta
 from relinear_kernels.gated_linear_attention import gated_linear_attention
 from relinear_kernels.hybrid_attention import hybrid_attention
 from relinear_kernels.linear_attention import linear_attention
@@ -31,6 +32,17 @@ def given(length: int, gate: str | None = None) -> dict:
 
 
 maps = {n: torch.randn(H, D, D) for n in ("w_q", "w_k")}
+
+
+def delta(length: int, channel: bool = False) -> dict:
+    """Arguments of the delta rule, with a decay and an erase."""
+    args = given(length)
+    args["k"] = torch.nn.functional.normalize(args["k"], dim=-1)
+    args["write"] = torch.rand(B, length, G)
+    args["erase"] = torch.rand(B, length, G)
+    return args | {"log_decay": -torch.rand(B, length, G, *((D,) if channel else ()))}
+
+
 angles = lambda length: {n: torch.randn(1, length, D) for n in ("cos", "sin")}  # noqa: E731
 hybrid = {"window": 16, "window_factor": torch.ones(H)}
 FORMS = {
@@ -40,6 +52,8 @@ FORMS = {
     "linear, not causal": lambda n: (linear_attention, given(n), {**maps, "causal": False}),
     "linear, with a state": lambda n: (linear_attention, given(n), {**maps, "return_state": True}),
     "gated": lambda n: (gated_linear_attention, given(n, "log_gate"), maps),
+    "delta, a decay a state": lambda n: (gated_delta, delta(n), {"return_state": True}),
+    "delta, a decay a channel": lambda n: (gated_delta, delta(n, True), {}),
     "window": lambda n: (sliding_window_attention, given(n), {"window": 16}),
     "window, meta": lambda n: (sliding_window_attention, given(n), {"window": 16, "meta": 4}),
     "hybrid": lambda n: (hybrid_attention, given(n), maps | hybrid),

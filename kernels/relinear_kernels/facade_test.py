@@ -57,7 +57,7 @@ def test_a_public_name_is_one_thing_whatever_was_imported_first(first):
 
 
 def test_a_name_that_is_not_public_is_an_error_that_says_which_are():
-    with pytest.raises(AttributeError, match="no attribute 'nothing'; have FEATURES, .*window_state"):
+    with pytest.raises(AttributeError, match="no attribute 'nothing'; have DeltaState, .*window_state"):
         _ = relinear_kernels.nothing
     with pytest.raises(ImportError, match="nothing"):
         from relinear_kernels import nothing  # noqa: F401
