@@ -491,7 +491,7 @@ IMPLEMENTATIONS = {
     "dispatch": TRAINED,
     "triton_common": TRAINED,
     "token_cross_entropy_triton": {"token_cross_entropy", "linear_cross_entropy"},
-    "traced": {*FOUR, "attention_cross_entropy"},
+    "traced": {*FOUR, "gated_delta", "attention_cross_entropy"},
     "aot": set(),
     "testing": set(),
     "__init__": set(),
@@ -503,10 +503,15 @@ DEFINITIONS = {
     "attention_cross_entropy": (".sum(-1).transpose(1, 2)", ".mean(-1).transpose(1, 2)", set(TRAININGS)),
     "rotary": ("torch.cat([-b, a], -1)", "torch.cat([b, -a], -1)", set(TRAININGS)),
     "gated_linear_attention": ("FLOOR = -8.0", "FLOOR = -7.0", {x for x in TRAININGS if x[1] == "lizard"}),
+    "gated_delta": (
+        "CHANNEL_CHUNK = 16",
+        "CHANNEL_CHUNK = 8",
+        {x for x in TRAININGS if x[1] == "delta"},
+    ),
     "scaled_sum": (
         "wide[:, None] * y",
         "wide[:, None] * y * 2",
-        {x for x in TRAININGS if x[1] == "lizard"},
+        {x for x in TRAININGS if x[1] in ("delta", "lizard")},
     ),
     "hybrid_attention": (
         "exp(scores - top)",

@@ -34,6 +34,8 @@ SCALAR = (
 )
 # the form of a gated kernel for segments of hard gates: products of 16 rows, correct, not fast
 HARD = " hard"
+# products of channels that each have a decay: a column at a time, without a product of tiles
+BY_COLUMNS = " by columns"
 
 
 class _CompileOnly:
@@ -84,6 +86,8 @@ def record(case: str, run) -> list[dict]:
         row["mma"] = kernel.asm["ptx"].count("mma.sync")
         if kwargs.get("CHANNEL") == 2:  # FINE
             row["kernel"] += HARD
+        if kwargs.get("KIND") == 2 and row["kernel"] == "pairs":
+            row["kernel"] += BY_COLUMNS
         rows.append(row)
         return kernel
 
@@ -99,11 +103,17 @@ def fits(row: dict, spills: int = 0) -> bool:
     """Whether a kernel keeps to the shared memory and the bytes of spills allowed, and forms its products on
     tensor cores."""
     hard = row["kernel"].endswith(HARD)
-    scalar = row["kernel"] in SCALAR or "decode" in row["case"] or "float32" in row["case"]
+    scalar = (
+        row["kernel"] in SCALAR
+        or row["kernel"].endswith(BY_COLUMNS)
+        or "decode" in row["case"]
+        or "float32" in row["case"]
+    )
+    small = hard or row["case"].startswith("delta")  # 16 or 32 rows, too few for wgmma
     return (
         row["shared"] <= SHARED_LIMIT
         and (row["spilled"] <= spills or hard)
-        and bool(row["wgmma"] or scalar or hard and row["mma"])
+        and bool(row["wgmma"] or scalar or small and row["mma"])
     )
 
 
@@ -188,6 +198,16 @@ def _gated(feature, dim, features, dtype=torch.bfloat16):
     gated_linear_attention(**args, log_gate=gate, feature=feature).float().sum().backward()
 
 
+def _delta(dim, decay, dtype=torch.bfloat16, erase=True):
+    from relinear_kernels.gated_delta_triton import gated_delta
+
+    args, _ = _tensors(2, 1, dim, 16, dtype)
+    one = lambda *n: torch.zeros(1, 128, 1, *n, requires_grad=True)  # noqa: E731
+    args["log_decay"] = one(dim) if decay == "channel" else one()
+    args |= {"erase": one(), "write": one()} if erase else {}
+    gated_delta(**args).float().sum().backward()
+
+
 def _decode(op, dim, features, states=4, batch=1, **options):
     from relinear_kernels import decode_step_triton
     from relinear_kernels.hybrid_attention_reference import hybrid_state
@@ -222,6 +242,8 @@ CASES = {
     "decode hybrid D128 F64": lambda: _decode("hybrid", 128, 64),
     "window D128 meta 4": lambda: _window(128, 128, 4),
     "cross_entropy D64 F128": lambda: _cross_entropy(64, 128),
+    "delta D64 decay": lambda: _delta(64, "state"),
+    "delta D64 channel decay": lambda: _delta(64, "channel"),
     "rotary D64": lambda: _rotary(64),
     "scaled_sum D128": lambda: _scaled_sum(128),
     "token_cross_entropy V49152": lambda: _token_cross_entropy(49152),
@@ -257,6 +279,10 @@ MORE = {
     "window D128": lambda: _window(128, 64, 0),
     "window D64": lambda: _window(64, 64, 0),
     "window D64 meta 4": lambda: _window(64, 128, 4),
+    "delta D128 decay": lambda: _delta(128, "state"),
+    "delta D128 channel decay": lambda: _delta(128, "channel"),
+    "delta D64 channel decay, no erase": lambda: _delta(64, "channel", erase=False),
+    "delta D64 decay float32": lambda: _delta(64, "state", torch.float32),
     "rotary D128": lambda: _rotary(128),
     "token_cross_entropy V128256": lambda: _token_cross_entropy(128256),
     "cross_entropy D64 F64": lambda: _cross_entropy(64, 64),

@@ -36,12 +36,14 @@ def check(rows: list[dict], spills: int) -> None:
 # the state. A window's keys hold 128 registers a thread, for four programs a multiprocessor.
 SMOLLM2 = {"linear softmax_pm D64 F32": 0, "linear softmax_pm D64 F64 gate": 24, "window D64 meta 4": 24}
 CROSS_ENTROPY = ("cross_entropy D64 F128", "cross_entropy D128 F256")
+# chunk by chunk, so with small tiles
+DELTA = ("delta D64 decay", "delta D64 channel decay")
 SMALL = {"decode": 8, "rotary": 0, "scaled_sum": 0, "token_cross_entropy": 0}
 
 
 @pytest.fixture(scope="module")
 def compiled() -> list[dict]:
-    return compile_cases(*SMOLLM2, *CROSS_ENTROPY, *SMALL)
+    return compile_cases(*SMOLLM2, *CROSS_ENTROPY, *DELTA, *SMALL)
 
 
 def of(rows: list[dict], case: str) -> list[dict]:
@@ -56,6 +58,11 @@ def test_kernels_of_smollm2_fit_and_use_tensor_cores(compiled, case, spills):
 @pytest.mark.parametrize("case", CROSS_ENTROPY)
 def test_cross_entropy_spills_nothing(compiled, case):
     check(of(compiled, case), 0)
+
+
+@pytest.mark.parametrize("case", DELTA)
+def test_delta_spills_nothing(compiled, case):
+    check([row for row in of(compiled, case) if "float32" not in row["case"]], 0)
 
 
 @pytest.mark.parametrize("case, spills", SMALL.items())
@@ -78,6 +85,7 @@ def test_small_kernels_spill_nothing(compiled, case, spills):
         ("gated softmax_pm D128 F64", 120),
         ("gated softmax_pm D128 F128", 2200),
         ("gated none", 480),
+        ("delta", 0),
     ],
 )
 def test_every_shipped_configuration_fits(case, spills):

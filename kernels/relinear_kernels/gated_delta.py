@@ -1,10 +1,11 @@
-"""The public `gated_delta`: the chunked torch form."""
+"""The public `gated_delta`: the Triton kernels for CUDA tensors, the chunked torch form elsewhere."""
 
+import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from relinear_kernels import gated_delta_reference as reference
-from relinear_kernels.dispatch import path, per_sequence
+from relinear_kernels.dispatch import path, per_sequence, takes, use_triton, wrong_dtypes, wrong_widths
 from relinear_kernels.gated_delta_reference import DeltaState
 
 
@@ -31,17 +32,31 @@ def gated_delta(
     values stay) is [B, T, M] or [B, T, M, Dk]; `write` w (None: 1) is [B, T, M]. `scale` is Dk^-1/2 unless
     given. Keys where `key_mask` is False (padding) neither write nor let the state fade. `cu_seqlens` marks
     the sequences of a packed row (B = 1), each of which begins with a state of its own. Returns ``[B, T, H,
-    Dv]`` in v's dtype, and the `DeltaState` after the piece, in float32, if `return_state`.
+    Dv]`` in v's dtype, and the `DeltaState` after the piece, in float32, if `return_state`. One token is the
+    definition's own step. Where the kernels do not take the arguments, the torch form runs and a warning says
+    why; with RELINEAR_KERNELS=triton that is a ValueError.
     """
     options = {"scale": scale, "return_state": return_state}
-    # one token has no chunk; the definition is its fastest form
-    form = (
-        reference.gated_delta_recurrent if path() == "reference" or q.shape[1] == 1 else reference.gated_delta
-    )
     tokens = {"q": q, "k": k, "v": v, "log_decay": log_decay, "erase": erase, "write": write}
-    if cu_seqlens is None:
-        return form(**tokens, key_mask=key_mask, initial_state=initial_state, **options)
     reference.check_shapes(**tokens)
+    tokens["key_mask"] = key_mask
+    one = q.shape[1] == 1
+    if (
+        not one
+        and use_triton(q)
+        and takes(
+            "gated_delta",
+            wrong_dtypes((torch.bfloat16, torch.float32), q=q, k=k, v=v),
+            wrong_widths(q=q, k=k, v=v),
+            None if erase is None or erase.dim() == 3 else f"an erase of each state; got {list(erase.shape)}",
+        )
+    ):
+        from relinear_kernels.gated_delta_triton import gated_delta as fused
+
+        return fused(**tokens, initial_state=initial_state, cu_seqlens=cu_seqlens, **options)
+    form = reference.gated_delta_recurrent if one or path() == "reference" else reference.gated_delta
+    if cu_seqlens is None:
+        return form(**tokens, initial_state=initial_state, **options)
     if log_decay is not None and log_decay.dim() == 1:
         tokens["log_decay"] = log_decay.expand(*k.shape[:3])
-    return per_sequence(form, cu_seqlens, tokens | {"key_mask": key_mask}, options, initial_state)
+    return per_sequence(form, cu_seqlens, tokens, options, initial_state)
