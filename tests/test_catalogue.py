@@ -27,6 +27,7 @@ from relinear.stages._stage import Node
 
 LORA = {"finetune": {"data": "alpaca", "kind": "lora", "lr": 1e-4}}
 DISTILL = {"distill": {"data": "alpaca", "loss": "mse", "lr": 1e-2}}
+CROSSED = {"loss": "cross_entropy"}
 BASE = {"model": "llama-3-8b", "method": "t2r", "steps": [DISTILL, LORA]}
 
 
@@ -361,6 +362,14 @@ def test_a_run_carries_its_model_and_seed_to_the_one_it_comes_after(planned, end
             {"a": BASE | {"steps": [finetune(method_lr=1e-3)]}},
             ["method_lr", "train_method false", "kind lora with train_method"],
         ),
+        (
+            {"a": BASE | {"method": "delta", "steps": [{"distill": DISTILL["distill"] | CROSSED}]}},
+            ["'a'", "loss 'cross_entropy'", "weights of 'delta' have either sign", "possible: mse"],
+        ),
+        (
+            {"a": BASE | {"method": "delta"}},
+            ["convolution of method 'delta'", "'stories' holds several", "conv: false", "long-2048"],
+        ),
         ({"a": BASE | {"steps": [LORA, LORA]}}, ["a stage once", "['finetune'], ['finetune']"]),
         ({"a": BASE | {"steps": [DISTILL | LORA]}}, ["one stage each", "['distill', 'finetune']"]),
         ({"a": BASE | {"steps": [{"distil": {}}]}}, ["'distil'", "distill, finetune"]),
@@ -371,6 +380,14 @@ def test_a_run_carries_its_model_and_seed_to_the_one_it_comes_after(planned, end
 )
 def test_a_chain_that_cannot_be_trained_is_refused(planned, runs, named):
     refused(planned(**runs), *named)
+
+
+def test_a_convolution_goes_with_sequences_of_one_document(planned):
+    lone = [{"distill": DISTILL["distill"] | {"data": "long-2048"}}]
+    planned(
+        without=BASE | {"method": "delta", "options": {"conv": False}},
+        apart=BASE | {"method": "delta", "steps": lone},
+    ).check()
 
 
 def test_training_only_what_the_method_added_is_a_kind_of_finetuning(planned):

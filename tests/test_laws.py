@@ -27,13 +27,48 @@ from relinear import available_methods, linearize
 from relinear.attention import load, options
 from relinear.attention._base import Heads, Inputs, softmax_output, softmax_weights
 from relinear.linearize.transfer import layer_inputs, record
-from relinear.plan.options import adds_parameters
+from relinear.plan.options import adds_parameters, transfers
 from relinear.stages._stage import method_file
+from relinear_kernels.gated_delta_reference import gated_delta_recurrent
 from relinear_kernels.sliding_window_attention_reference import sliding_window_weights
 from relinear_kernels.testing import Written
 
 WINDOW = 16
 VARIANTS = {
+    "delta": [
+        {"window": WINDOW},  # Gated DeltaNet
+        {"window": WINDOW, "decay": "none", "gate": "none"},  # DeltaNet
+        {"window": WINDOW, "decay": "channel", "gate": "low_rank"},  # KDA
+        {"window": WINDOW, "decay": "step", "erase": "none", "feature": "none"},  # Mamba-2
+        {
+            "window": WINDOW,
+            "decay": "channel",
+            "half_life": 16.0,
+            "erase": "none",
+            "feature": "none",
+            "conv": False,
+        },  # GLA
+        {
+            "window": WINDOW,
+            "decay": "fixed",
+            "erase": "none",
+            "feature": "rms",
+            "conv": False,
+            "rotary": True,
+            "gate": "sigmoid",
+        },  # Lightning
+        {
+            "window": WINDOW,
+            "sinks": 0,
+            "decay": "key",
+            "erase": "none",
+            "feature": "softmax",
+            "conv": False,
+            "norm": False,
+            "gate": "none",
+        },  # Liger
+        {"window": (WINDOW, 5), "state_per": "query_head", "decay": "channel"},
+    ],
     "feature_map": [
         {"map": "elu"},
         {"map": "relu"},
@@ -112,6 +147,7 @@ VARIANTS = {
 }
 CASES = [(m, o) for m in available_methods() for o in VARIANTS.get(m, [{}])]
 LEARNED = [c for c in CASES if adds_parameters(method_file(c[0]))]  # methods with parameters of their own
+TRANSFERS = [(c, loss) for c in LEARNED for loss in transfers(method_file(c[0]))]
 FIRST = [(m, VARIANTS.get(m, [{}])[0]) for m in available_methods()]
 SIZES = {
     "vocab_size": 97,
@@ -365,6 +401,35 @@ def test_state_size_is_fixed_from_the_first_token_on(case, family):
     assert len(sizes) == 1 and sizes.pop() > 0
 
 
+@pytest.mark.parametrize("case", [c for c in CASES if c[0] != "softmax"], ids=name)
+def test_a_state_has_the_bytes_that_are_counted(case):
+    model = of(case, dtype=torch.float32)
+    cache = model.make_cache()
+    model(tokens(3), past_key_values=cache)
+    assert cache.state_bytes() == model.state_bytes(2)
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c[0] == "delta"], ids=name)
+def test_a_layer_that_adds_a_state_to_a_window_starts_as_that_window(case):
+    """To the bit: whole, in pieces, and in both windows of a list."""
+    ids, given = tokens(67), options(*case)
+    model = linearize(teacher(dtype=torch.float32), "delta", **case[1])
+    windows = given.window if isinstance(given.window, tuple) else (given.window,) * 2
+    alone = linearize(teacher(dtype=torch.float32), "window", window=windows[0], sinks=given.sinks)
+    if windows[0] != windows[1]:
+        heads = alone.attention_layers()[1].method.heads
+        alone.attention_layers()[1].method = load("window")(
+            heads, options("window", {"window": windows[1], "sinks": given.sinks})
+        )
+    assert torch.equal(model(ids, use_cache=False).logits, alone(ids, use_cache=False).logits)
+    caches = model.make_cache(), alone.make_cache()
+    for a, b in ((0, 40), (40, 41), (41, 67)):
+        got, want = (
+            m(ids[:, a:b], past_key_values=c).logits for m, c in zip((model, alone), caches, strict=True)
+        )
+        assert torch.equal(got, want)
+
+
 def test_states_of_key_heads_are_as_many_as_those():
     shared, (heads, groups) = (
         {"state_per": "key_head"},
@@ -401,7 +466,9 @@ HEADS = Heads(hidden=48, heads=6, groups=2, dim=8, scale=8**-0.5)
 
 def one_layer(case, length=70):
     torch.manual_seed(2)
-    method = load(case[0])(HEADS, options(case[0], case[1])).double()
+    given = options(case[0], case[1])
+    given = given.of_layer(0, SIZES["num_hidden_layers"]) if hasattr(given, "of_layer") else given
+    method = load(case[0])(HEADS, given).double()
     with torch.no_grad():
         for p in method.parameters():
             p.add_(0.3 * torch.randn_like(p))
@@ -413,7 +480,16 @@ def one_layer(case, length=70):
     )
 
 
-@pytest.mark.parametrize("case", [c for c in CASES if c[0] != "supra"], ids=name)
+def whole(case) -> bool:
+    """Whether T x T weights of a head say all: SUPRA norms what they give; a gate or taps of delta's are one
+    a channel."""
+    if case[0] != "delta":
+        return case[0] != "supra"
+    given = options(*case)
+    return given.gate == "none" and not given.conv
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if whole(c)], ids=name)
 def test_explicit_weights_times_values_are_the_output(case):
     method, inputs = one_layer(case)
     weights = method.attention_weights(inputs)
@@ -463,7 +539,15 @@ def test_lower_precision_stays_near_float64(case, dtype, tolerance):
 
 
 def by_definition(method, inputs):
-    """The method's output, computed from its explicit T x T weights."""
+    """The method's output, computed from its explicit T x T weights; or from those of its window and, token
+    by token, its state."""
+    if isinstance(method, load("delta")):
+        near = torch.einsum(
+            "bhti,bihd->bthd",
+            sliding_window_weights(*inputs.rotated(), **method._window(inputs)),
+            repeated(inputs.v, HEADS),
+        )
+        return near + method.alpha[:, None] * method._far(inputs, attend=gated_delta_recurrent)[0]
     y = torch.einsum(
         "bhti,bihd->bthd", method.attention_weights(inputs), repeated(inputs.v, HEADS).to(torch.float64)
     ) + learned(method, inputs)
@@ -489,7 +573,7 @@ def test_gradients_are_finite_and_those_of_the_quadratic_definition(case):
                 assert ours.abs().max() < 1e-12
 
 
-@pytest.mark.parametrize("case", [c for c in CASES if c[0] not in ("supra", "lizard")], ids=name)
+@pytest.mark.parametrize("case", [c for c in CASES if c[0] not in ("supra", "lizard", "delta")], ids=name)
 def test_rows_of_weights_are_distributions(case):
     method, inputs = one_layer(case)
     weights = method.attention_weights(inputs)
@@ -507,8 +591,11 @@ def test_supra_normalises_each_head_and_not_each_row():
     assert (y.var(-1, unbiased=False) - 1).abs().median() < 1e-2
 
 
-@pytest.mark.parametrize("loss", ["mse", "cross_entropy"])
-@pytest.mark.parametrize("case", [c for c in LEARNED if c[0] != "supra"], ids=name)
+@pytest.mark.parametrize(
+    ("case", "loss"),
+    [t for t in TRANSFERS if t[0][0] != "supra"],
+    ids=[name(t) for t in TRANSFERS if t[0][0] != "supra"],
+)
 def test_transfer_brings_a_method_closer_to_softmax(case, loss):
     method, inputs = one_layer(case, length=33)
     optimiser = torch.optim.Adam(method.parameters(), lr=1e-2)
@@ -532,8 +619,7 @@ def test_softmax_is_the_transfer_loss_s_minimum(loss):
     assert abs(method.distill_loss(inputs, loss).item() - expected) < 1e-6
 
 
-@pytest.mark.parametrize("loss", ["mse", "cross_entropy"])
-@pytest.mark.parametrize("case", LEARNED, ids=name)
+@pytest.mark.parametrize(("case", "loss"), TRANSFERS, ids=map(name, TRANSFERS))
 def test_padding_takes_no_part_in_the_transfer_loss(case, loss):
     method, inputs = one_layer(case, length=30)
     mask = torch.ones(2, 30, dtype=torch.bool)
@@ -810,8 +896,8 @@ def test_an_adapter_on_any_linear_layer_trains_and_merges_into_the_same_model(ca
         for n, p in adapted.named_parameters():
             if "lora_" in n:
                 p.normal_(std=0.2)
-            # W_2 is 0 at the start, which stops the gradient of W_1
-            elif "narrow" in n or "method.gate" in n:
+            # W_2 is 0 at the start, which stops the gradient of W_1, and alpha that of a whole state
+            elif "narrow" in n or "method.gate" in n or n.endswith(("method.alpha", "wide.weight")):
                 p.add_(0.3 * torch.randn_like(p))
     out = adapted(ids, labels=ids, use_cache=False)
     out.loss.backward()

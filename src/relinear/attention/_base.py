@@ -62,6 +62,16 @@ def wide(x: Tensor) -> Tensor:
     return x if x.dtype == torch.float64 else x.float()
 
 
+def project(layer: nn.Module, x: Tensor) -> Tensor:
+    """A linear layer's output in the precision of x. An adapter that was put around the layer (peft's) is
+    called, not passed by."""
+    if type(layer) is nn.Linear:
+        return nn.functional.linear(
+            x, layer.weight.to(x.dtype), None if layer.bias is None else layer.bias.to(x.dtype)
+        )
+    return layer(x.to(layer.weight.dtype)).to(x.dtype)
+
+
 class Options(Strict):
     """A method's options."""
 

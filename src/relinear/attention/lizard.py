@@ -41,7 +41,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from relinear.attention import _base
-from relinear.attention._base import Attention, Inputs, identity, wide
+from relinear.attention._base import Attention, Inputs, identity, project, wide
 from relinear.attention._parts import Parts
 from relinear_kernels.gated_linear_attention import gated_linear_attention
 from relinear_kernels.gated_linear_attention_reference import gated_linear_attention_weights
@@ -120,16 +120,6 @@ class Options(_base.StateOptions):
         if self.learned_meta and not self.meta:
             raise ValueError("learned_meta is of meta tokens; got meta 0, possible: learned_meta false")
         return self
-
-
-def project(layer: nn.Module, x: Tensor) -> Tensor:
-    """A linear layer's output in the precision of x. An adapter that was put around the layer (peft's) is
-    called, not passed by."""
-    if type(layer) is nn.Linear:
-        return nn.functional.linear(
-            x, layer.weight.to(x.dtype), None if layer.bias is None else layer.bias.to(x.dtype)
-        )
-    return layer(x.to(layer.weight.dtype)).to(x.dtype)
 
 
 class PooledState(NamedTuple):

@@ -401,7 +401,8 @@ def swap(model: PreTrainedModel, layout: Layout, recipe: dict[str, Any], causal:
     config, windows = model.config, layout.windows(model)
     dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     groups = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    for i, block in enumerate(layout.blocks(model)):
+    blocks = layout.blocks(model)
+    for i, block in enumerate(blocks):
         teacher, kept = block.get_submodule(layout.attention), i in recipe["keep_softmax_layers"]
         name = "softmax" if kept else recipe["method"]
         scale, positions = (
@@ -411,7 +412,10 @@ def swap(model: PreTrainedModel, layout: Layout, recipe: dict[str, Any], causal:
         heads = Heads(
             config.hidden_size, config.num_attention_heads, groups, dim, scale, windows[i], positions, causal
         )
-        method = load(name)(heads, options(name, {} if kept else recipe["options"]))
+        chosen = options(name, {} if kept else recipe["options"])
+        if hasattr(chosen, "of_layer"):
+            chosen = chosen.of_layer(i, len(blocks))
+        method = load(name)(heads, chosen)
         device = next(teacher.parameters()).device
         block.set_submodule(layout.attention, layout.swapped(teacher, method.to(device)))
 

@@ -13,11 +13,12 @@ from relinear.linearize.model import LAYOUTS, Linearized, linearize
 from relinear.plan.job import Job
 from relinear.plan.readings import Reading
 from relinear.plan.strict import Positive, Strict
+from relinear_kernels.gated_delta_reference import DeltaState
 from relinear_kernels.linear_attention_reference import LinearState
 
 NEEDS = ("shape", "state")
 YIELDS = ("bytes", "mebibytes", "positions")
-CACHED, LINEAR = 2, 4  # bytes of a number: of keys and values, of a linear state
+CACHED = 2  # bytes of a number of keys and values; one of a linear state has those of its dtype
 MIB = 2**20
 LLAMA_3_8B = LlamaConfig(
     vocab_size=128256,
@@ -40,10 +41,11 @@ def measure(model: PreTrainedModel, data: Path | None, options: Options, job: Jo
     """`bytes`, the same as `mebibytes`, and `positions`, the keys that a layer holds on average, of "model"
     and of "llama-3-8b": the state of one sequence in all layers.
 
-    Counted as deployed, 2 bytes a number of keys and values and 4 a number of a linear state, whatever they
-    are computed in; masks and counters are left out. A state has its size from the first token on, but where
-    layers are softmax, which is of `length` tokens. "llama-3-8b" is the same method with the same options at
-    that model's shape. Raises UserError for an encoder, which keeps nothing.
+    Counted as deployed, 2 bytes a number of keys and values and 4 a number of a linear state (2 where a
+    method holds it in bfloat16), whatever they are computed in; masks and counters are left out. A state has
+    its size from the first token on, but where layers are softmax, which is of `length` tokens. "llama-3-8b"
+    is the same method with the same options at that model's shape; a method with a window for each layer of
+    its own model has none there. Raises UserError for an encoder, which keeps nothing.
     """
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     if not (base.layout if isinstance(base, Linearized) else LAYOUTS[type(base)]).swapped.causal:
@@ -57,8 +59,9 @@ def measure(model: PreTrainedModel, data: Path | None, options: Options, job: Jo
             "model": (
                 base if isinstance(base, Linearized) else linearize(type(base)(base.config), method, **given)
             ),
-            "llama-3-8b": linearize(LlamaForCausalLM(LLAMA_3_8B), method, **given),
         }
+        if not isinstance(given.get("window"), list):
+            shapes["llama-3-8b"] = linearize(LlamaForCausalLM(LLAMA_3_8B), method, **given)
     for of, shape in shapes.items():
         layers = [layer.method for layer in shape.attention_layers()]
         size = sum(state_bytes(layer, options.length) for layer in layers)
@@ -72,8 +75,8 @@ def measure(model: PreTrainedModel, data: Path | None, options: Options, job: Jo
 
 def state_bytes(method: Attention, length: int) -> int:
     """Bytes of one sequence's state in one layer, as deployed, after `length` tokens."""
-    return CACHED * cached_numbers(method, length) + LINEAR * sum(
-        x.numel() for x, linear in _numbers(_state(method)) if linear
+    return CACHED * cached_numbers(method, length) + sum(
+        x.nbytes for x, linear in _numbers(_state(method)) if linear
     )
 
 
@@ -95,4 +98,4 @@ def _numbers(state, linear: bool = False) -> Iterator[tuple[torch.Tensor, bool]]
             yield state, linear
         return
     for part in state:
-        yield from _numbers(part, linear or isinstance(state, LinearState))
+        yield from _numbers(part, linear or isinstance(state, LinearState | DeltaState))

@@ -21,6 +21,7 @@ from relinear.plan.options import (
     method_file,
     part_names,
     schema,
+    transfers,
 )
 from relinear.plan.sane import read_yaml
 from relinear.plan.strict import WORKFLOW, ConfigError, Strict, parse
@@ -295,6 +296,12 @@ def _check_method(name: str, run: Run, runs: dict[str, Run]) -> None:
         raise ConfigError(
             f"run {name!r}: {asked[0]} trains what a method adds, and {run.method!r} adds nothing to distill"
             f" or to train; possible: a method that does, {able}, or other steps"
+        )
+    loss, able = run.recipes.get("distill", {}).get("loss"), transfers(method_file(run.method))
+    if loss is not None and loss not in able:
+        raise ConfigError(
+            f"run {name!r}: distill has loss {loss!r}, and weights of {run.method!r} have either sign, which"
+            f" softmax's have not; possible: {', '.join(able)}"
         )
 
 

@@ -191,6 +191,14 @@ def part_names(file: Path) -> tuple[str, ...]:
 
 
 @functools.cache
+def transfers(file: Path) -> tuple[str, ...]:
+    """The losses by which a method can imitate softmax attention: `TRANSFERS` of class `Method` in its file;
+    all where it lists none."""
+    named, _ = _method(file)
+    return ast.literal_eval(named["TRANSFERS"]) if "TRANSFERS" in named else ("cross_entropy", "mse")
+
+
+@functools.cache
 def adds_parameters(file: Path) -> bool:
     """Whether a method has parameters of its own: its file names a parameter or a layer of torch's, or builds
     on another class, which may."""

@@ -20,7 +20,7 @@ ConfigDict = dict
 ValidationError = ()  # nothing is validated, so no error is caught
 
 
-def Field(default, **_):
+def Field(default=None, **_):
     return default
 
 

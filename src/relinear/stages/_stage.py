@@ -14,7 +14,7 @@ from relinear.get import readers
 from relinear.plan.assets import Own
 from relinear.plan.code import METHODS
 from relinear.plan.names import Node as Node
-from relinear.plan.options import causal_only, definitions, option_defaults
+from relinear.plan.options import causal_only, definitions, option_defaults, schema
 from relinear.plan.options import method_file as method_file
 from relinear.plan.strict import Positive, Strict
 from relinear.stages._work import Entry, Scaled, Work
@@ -82,6 +82,24 @@ def unless_fitting(entry: Entry, scale: Scaled) -> Iterator[str]:
                 f"{entry.node}: {sinks} sinks asked for in the bytes of {method!r}, which hold {least}"
                 f" positions or, by a model's heads, more; possible: up to {least - 1} sinks"
             )
+
+
+# kinds of data whose sequences hold several documents one after another, and do not say where one begins
+PACKED = ("text", "stream")
+
+
+def unless_apart(entry: Entry, scale: Scaled, data: str) -> Iterator[str]:
+    """A reason where a run's method sums neighbouring tokens, and sequences of the data run from one document
+    into the next."""
+    run = entry.run.run
+    chosen = schema(method_file(run.method)).model_validate(dict(run.own))
+    if getattr(chosen, "conv", False) and scale.data[data].make in PACKED:
+        able = ", ".join(name for name, found in scale.data.items() if found.make == "pieces")
+        yield (
+            f"{entry.node}: the convolution of method {run.method!r} would sum over two documents: a sequence"
+            f" of {data!r} holds several and does not say where they begin; possible: conv: false, or data"
+            f" whose sequences are of one document each, {able}"
+        )
 
 
 def held(model: str, data: str, scale: Scaled, written: int = 0) -> dict[str, int] | None:

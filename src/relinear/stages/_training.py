@@ -148,6 +148,7 @@ class Step(_stage.Stage):
         """Why the training cannot be done."""
         yield from _stage.unless_fitting(entry, scale)
         data = scale.data_for(recipe.data, entry.model)
+        yield from _stage.unless_apart(entry, scale, data)
         if stages.makes(scale.data[data].make, "pictures"):
             yield from _stage.unless_pictures(entry, scale, f"data {data!r} are pictures", "other data, or ")
         length, positions = budget["seq_len"], scale.models[entry.model].positions
