@@ -6,6 +6,7 @@ import torch
 
 from relinear_kernels import testing
 from relinear_kernels.attention_cross_entropy import attention_cross_entropy
+from relinear_kernels.gated_delta import gated_delta
 from relinear_kernels.gated_linear_attention import gated_linear_attention
 from relinear_kernels.hybrid_attention import hybrid_attention
 from relinear_kernels.linear_attention import linear_attention
@@ -41,6 +42,12 @@ CASES = {
             x["q"], x["k"], x["v"], x["w_q"], x["w_k"], log_gate=-x["gate"].exp()
         ),
         QKV | MAPS | {"gate": (B, T, H, D)},
+    ),
+    "delta rule": (
+        lambda x: gated_delta(
+            x["q"], x["k"], x["v"], log_decay=-x["gate"].exp(), erase=x["beta"].sigmoid(), scale=0.1
+        ),
+        QKV | {"gate": (B, T, G), "beta": (B, T, G)},
     ),
     "window": (lambda x: sliding_window_attention(**x, window=8, meta=2), QKV),
     "hybrid": (
