@@ -82,6 +82,18 @@ def test_a_state_in_bfloat16_costs_outputs_less_than_a_hundredth(case):
     assert 1e-5 < error < 1e-2
 
 
+def test_a_cache_holds_states_in_the_bytes_that_are_counted():
+    sizes = {}
+    for dtype in ("float32", "bfloat16"):
+        model = linearize(teacher(dtype=torch.float32), "delta", state_dtype=dtype, **GIVEN)
+        cache = model.make_cache()
+        for piece in tokens(12).split(4, 1):
+            model(piece, past_key_values=cache)
+        sizes[dtype] = cache.state_bytes()
+        assert sizes[dtype] == model.state_bytes(2)
+    assert sizes["float32"] - sizes["bfloat16"] == 2 * 2 * 2 * 8 * 8 * 2  # layers, rows, key heads
+
+
 def test_each_part_can_be_switched_off():
     model = linearize(teacher(dtype=torch.float32), "delta", **GIVEN)
     window = linearize(teacher(dtype=torch.float32), "window", **GIVEN)

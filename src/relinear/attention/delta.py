@@ -9,11 +9,11 @@ one a head, is 0 at the start, so the layer starts as that window exactly (AHN, 
 has one for each layer. The state sees every token, those of the window included. There is one state for each
 key head, with the map of its key, its decay and its write, or (`state_per`) for each query head.
 
-`decay`, with d_0 = ln 2 / `half_life` the log decay that it starts at, the same for every token:
-    head     g = -exp(a) softplus(W x + b), a state, a = 0 (Gated DeltaNet, 2412.06464)
+`decay`; the first three start at g = -ln 2 / `half_life` (in tokens) for every token, with W = 0:
+    head     g = -exp(a) softplus(W x + b), a state (Gated DeltaNet, 2412.06464)
     step     the same; dt = softplus(W x + b), 1 at the start, is also w, and D v_t is added to o_t (Mamba-2)
-    channel  g = -exp(a) softplus(W_2 W_1 x + b), a channel of the key, through d numbers, W_2 = 0 at the
-             start (KDA, 2510.26692; GLA, whose log sigmoid(.) / 16 is -softplus(-.) / 16)
+    channel  g = -exp(a) softplus(W W_1 x + b), a channel of the key, through d numbers (KDA, 2510.26692; GLA,
+             whose log sigmoid(.) / 16 is -softplus(-.) / 16)
     key      g = log sigmoid(k_t) / 16, a channel, nothing to learn (Liger: its pooling of k is the identity)
     fixed    g = -2^(-8 i / n) of state i of n, the slopes of ALiBi (Lightning, as HALO has it)
     none     0 (DeltaNet, 2406.06484)
@@ -31,8 +31,8 @@ match by content does not fade with it. `norm`: o_t over its root mean square. `
 
 What differs from the named ones: alpha starts at 0, where Liger weighs state and window by a half each; there
 is one alpha a head where their norms have a weight a channel; values have no SiLU, so that they start as the
-teacher's; GLA's 16 is learned (a). A half-life is in tokens. fla's own starts forget everything within some
-11 tokens, which a window of 128 hides.
+teacher's; GLA's 16 is learned (a). Decays drawn as if from scratch have a median half-life of some 11
+tokens, by which nothing that left the window is remembered.
 
 Switched off in a trained model (`_parts`): without `linear` the window alone, without `window` the rest.
 """
@@ -224,8 +224,7 @@ class Method(Parts, Attention):
         """Keys and values ``[B, T, G, D]`` after the convolution, and what the next piece needs of these."""
         k, v = wide(inputs.k), wide(inputs.v)
         if not self.options.conv:
-            none = Convolved(k[:, :0], v[:, :0])
-            return k, v, none
+            return k, v, Convolved(k[:, :0], v[:, :0])
         if inputs.key_mask is not None:
             k, v = (x * inputs.key_mask[..., None, None] for x in (k, v))
         length, found, kept = k.shape[1], [], []
@@ -236,7 +235,7 @@ class Method(Parts, Attention):
                 else torch.cat([before[i].to(x.dtype), x], 1)
             )
             found.append(sum(self.taps[i, j].to(x.dtype) * x[:, j : j + length] for j in range(TAPS)))
-            kept.append(x[:, length:])
+            kept.append(x[:, length:].clone())  # a view would keep the whole piece
         return *found, Convolved(*kept)
 
     def _features(self, inputs: Inputs, k: Tensor) -> tuple[Tensor, Tensor]:
