@@ -224,7 +224,7 @@ class Method(Parts, Attention):
         """Keys and values ``[B, T, G, D]`` after the convolution, and what the next piece needs of these."""
         k, v = wide(inputs.k), wide(inputs.v)
         if not self.options.conv:
-            return k, v, Convolved(k[:, :0], v[:, :0])
+            return k, v, Convolved(k[:, :0].clone(), v[:, :0].clone())
         if inputs.key_mask is not None:
             k, v = (x * inputs.key_mask[..., None, None] for x in (k, v))
         length, found, kept = k.shape[1], [], []
