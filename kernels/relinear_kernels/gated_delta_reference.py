@@ -138,9 +138,8 @@ def gated_delta(
     key_mask: Bool[Tensor, "B T"] | None = None,
     initial_state: DeltaState | None = None,
     return_state: bool = False,
-    chunk: int | None = None,
 ):
-    """The recurrence over a piece of a sequence, `chunk` tokens at a time (None: 64, or 16 where channels
+    """The recurrence over a piece of a sequence, `CHUNK` tokens at a time (`CHANNEL_CHUNK` where channels
     have decays of their own), in time and memory linear in its length.
 
     Within a chunk, with gamma the decays summed up from its start:
@@ -153,7 +152,7 @@ def gated_delta(
     dtype, length = v.dtype, q.shape[1]
     t = _tokens(q, k, v, log_decay, erase, write, scale, key_mask)
     by_channel = t.decay is not None and t.decay.shape[-1] > 1
-    size, n, pad = blocks(length, chunk or (CHANNEL_CHUNK if by_channel else CHUNK))
+    size, n, pad = blocks(length, CHANNEL_CHUNK if by_channel else CHUNK)
     # positions behind the last have keys of zero and log decays of zero: they leave the state as it is
     q, k, v, g, e, w = (
         None if x is None else nn.functional.pad(x, (0, 0, 0, pad)).unflatten(-2, (n, size)) for x in t

@@ -4,6 +4,7 @@ float64."""
 import pytest
 import torch
 
+from relinear_kernels import gated_delta_reference
 from relinear_kernels.gated_delta import gated_delta
 from relinear_kernels.gated_delta_reference import (
     DeltaState,
@@ -72,10 +73,13 @@ def same(got, want, tolerance=1e-11):
 
 @pytest.mark.parametrize("chunk", [None, 1, 7, 64])
 @pytest.mark.parametrize(("decay", "erase"), FORMS)
-def test_chunks_of_any_size_equal_the_definition(decay, erase, chunk):
+def test_chunks_of_any_size_equal_the_definition(decay, erase, chunk, monkeypatch):
     args = inputs(67, decay, erase)
     options = {"key_mask": left_padding(67, 20), "scale": 0.7}
-    same(run(chunked, args, chunk=chunk, **options), run(gated_delta_recurrent, args, **options))
+    if chunk is not None:
+        for size in ("CHUNK", "CHANNEL_CHUNK"):
+            monkeypatch.setattr(gated_delta_reference, size, chunk)
+    same(run(chunked, args, **options), run(gated_delta_recurrent, args, **options))
 
 
 @pytest.mark.parametrize("length", LENGTHS)
