@@ -224,7 +224,7 @@ class Method(Parts, Attention):
         """Keys and values ``[B, T, G, D]`` after the convolution, and what the next piece needs of these."""
         k, v = wide(inputs.k), wide(inputs.v)
         if not self.options.conv:
-            return k, v, Convolved(k[:, :0].clone(), v[:, :0].clone())
+            return k, v, Convolved(*(x.new_zeros(k[:, :0].shape) for x in (inputs.k, inputs.v)))
         if inputs.key_mask is not None:
             k, v = (x * inputs.key_mask[..., None, None] for x in (k, v))
         length, found, kept = k.shape[1], [], []
@@ -235,7 +235,7 @@ class Method(Parts, Attention):
                 else torch.cat([before[i].to(x.dtype), x], 1)
             )
             found.append(sum(self.taps[i, j].to(x.dtype) * x[:, j : j + length] for j in range(TAPS)))
-            kept.append(x[:, length:].clone())  # a view would keep the whole piece
+            kept.append(x[:, length:].to(inputs.k.dtype, copy=True))  # a view would keep the whole piece
         return *found, Convolved(*kept)
 
     def _features(self, inputs: Inputs, k: Tensor) -> tuple[Tensor, Tensor]:
@@ -330,17 +330,25 @@ class Method(Parts, Attention):
         far, far_state = self._far(inputs, far_state)
         return scaled_sum(near, far, self.alpha), State(far_state, near_state)
 
-    def init_state(self, batch, device=None):
+    def init_state(self, batch, device=None, dtype=torch.float32):
         """The states of both parts before the first token; with one part off, the other's alone."""
         h = self.heads
         near = window_state(
-            batch, self.options.window - 1, h.groups, h.dim, meta=self.options.sinks, device=device
+            batch,
+            self.options.window - 1,
+            h.groups,
+            h.dim,
+            meta=self.options.sinks,
+            device=device,
+            dtype=dtype,
         )
         if "linear" in self.switched_off:
             return near
         places = TAPS - 1 if self.options.conv else 0
-        before = Convolved(*(torch.zeros(batch, places, h.groups, h.dim, device=device) for _ in range(2)))
-        sums = delta_state(batch, self.states, h.dim, h.dim, device, self.held or torch.float32)
+        zeros = lambda: torch.zeros(batch, places, h.groups, h.dim, device=device, dtype=dtype)  # noqa: E731
+        held = self.held or torch.promote_types(dtype, torch.float32)
+        before = Convolved(zeros(), zeros())
+        sums = delta_state(batch, self.states, h.dim, h.dim, device, held)
         far = FarState(sums, before)
         return far if "window" in self.switched_off else State(far, near)
 
