@@ -241,7 +241,11 @@ CASES = {
     ),
     "a task for a decoder": (
         runs(
-            lambda r: [run.update(model="gpt2") for name, run in r.items() if name.startswith("cola_")],
+            lambda r: [
+                run.update(model="gpt2")
+                for name, run in r.items()
+                if name.startswith(("cola_", "finetuned_"))
+            ],
             "hedgehog",
         ),
         {},
