@@ -36,8 +36,8 @@ def figure(spec, measured, about) -> Figure:
         [
             f"Above: students of {' and '.join(teachers)}, each by one recipe, ± a standard error; dotted:"
             " the teacher. Two sizes are no law, and the teachers differ in more than size.",
-            f"Below: replicas with as many sequences a GPU, {record['device']}, random weights. 100 %: n GPUs"
-            " take n times as many tokens a second. Solid: transfer, dashed: finetuning.",
+            f"Below: replicas with as many sequences a GPU, {record['device']}, random weights. Solid:"
+            " transfer, dashed: finetuning. At 100 % n GPUs train on n times the tokens a second.",
         ],
     )
     above, below = shown.subfigures(2, 1, height_ratios=[2.9, 2.7])
