@@ -21,7 +21,7 @@ from relinear_kernels.dispatch import (
     wrong_packing,
     wrong_widths,
 )
-from relinear_kernels.sliding_window_attention_reference import WindowState, extend, window_state
+from relinear_kernels.sliding_window_attention_reference import WindowState, window_state
 
 META = 16  # the most meta tokens that the kernels of a whole piece take
 
@@ -32,14 +32,11 @@ def left(
     v: Float[Tensor, "B T Hkv D"],
     key_mask: Bool[Tensor, "B T"] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, WindowState]:
-    """The keys and values ``[B, T, Hkv, D]`` that leave a ring without meta keys as those of a piece enter,
-    which of them are real ``[B, T]``, and the ring after the piece. A single token without gradients
-    overwrites `state` on a CPU."""
-    length = k.shape[1]
-    if not torch.is_grad_enabled() and steps_on_cpu(k, length == 1):
+    """The keys and values that leave a ring as those of a piece enter, as the reference has it. A single
+    token without gradients overwrites `state` on a CPU."""
+    if not torch.is_grad_enabled() and steps_on_cpu(k, k.shape[1] == 1):
         return leave(state, k, v, key_mask)
-    keys, values, mask, after = extend(state, k, v, key_mask)
-    return keys[:, :length], values[:, :length], mask[:, :length], after
+    return reference.left(state, k, v, key_mask)
 
 
 def sliding_window_attention(

@@ -91,6 +91,16 @@ def extend(
     return keys, values, mask, after
 
 
+def left(
+    state: WindowState, k: Tensor, v: Tensor, key_mask: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor, WindowState]:
+    """The keys and values ``[B, T, Hkv, D]`` that leave a ring without meta keys as those of a piece enter,
+    which of them are real ``[B, T]``, and the ring after the piece."""
+    length = k.shape[1]
+    keys, values, mask, after = extend(state, k, v, key_mask)
+    return keys[:, :length], values[:, :length], mask[:, :length], after
+
+
 def begin(state: WindowState, k: Tensor, v: Tensor) -> WindowState:
     """The state after an unpadded piece that nothing precedes: `extend`'s, from the empty `state`, without a
     copy of all keys."""
