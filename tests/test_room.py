@@ -163,6 +163,12 @@ def test_what_is_refused_is_more_than_compiled_trainings_took(run):
     assert training.least / GIB <= 1.05 * peak < 1.05 * training.total / GIB
 
 
+def test_recomputed_blocks_are_refused_by_what_compiled_ones_keep_too():
+    again = replace(LLAMA, recompute=True)
+    of_one = again.sequences * again.length * again.kept * again.width
+    assert again.total - again.least == pytest.approx((1 - room.LEAST) * of_one, abs=1)
+
+
 LLAMA = room.Training(
     room.Shape.of(SHAPES["llama-3-8b"]),
     16_060_522_496 + 27_262_976,

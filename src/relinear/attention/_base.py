@@ -140,11 +140,12 @@ class Attention(nn.Module):
 
     def forward(self, inputs: Inputs, state=None) -> tuple[Float[Tensor, "B T H D"], Any]:
         """Head outputs of a piece, and the state after it. `state` is the state after the tokens before the
-        piece."""
+        piece. A single token without gradients overwrites it: who goes on from it twice gives a copy."""
         raise NotImplementedError
 
     def step(self, inputs: Inputs, state) -> tuple[Float[Tensor, "B 1 H D"], Any]:
-        """One token, recurrently: the same function on a piece of length 1, in constant time and memory."""
+        """One token, recurrently: the same function on a piece of length 1, in constant time and memory. It
+        overwrites `state`, as `forward` says."""
         if not self.heads.causal:
             raise UserError(
                 "attention that is not causal has no step: an encoder reads a whole text at once; possible:"

@@ -95,7 +95,10 @@ class RecurrentLayer(CacheLayerMixin):
 
 class RecurrentCache(Cache):
     """One `RecurrentLayer` per layer, and how many real tokens each sequence has had: the positions of
-    left-padded batches."""
+    left-padded batches.
+
+    A token is read in place: what goes on from a prefix twice takes `copy.deepcopy` of its cache.
+    """
 
     def __init__(self, layers: int):
         super().__init__(layers=[RecurrentLayer() for _ in range(layers)])

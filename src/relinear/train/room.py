@@ -104,14 +104,16 @@ class Training:
         own = 4 * shape.hidden + 3 * shape.queries + 2 * shape.keys + shape.inner
         return own + (ADDED * shape.queries if self.linearized else 0)
 
-    def activations(self) -> int:
-        """Bytes of what autograd keeps on one GPU, without logits."""
+    def activations(self, share: float = 1.0) -> int:
+        """Bytes of what autograd keeps on one GPU, without logits, where blocks keep this share of what is
+        counted. The input of a block that is recomputed is kept whole."""
         shape = self.shape
         if self.transfer:
-            numbers = shape.layers * shape.hidden + GRAPH * shape.queries
+            numbers = share * (shape.layers * shape.hidden + GRAPH * shape.queries)
         else:
-            numbers = shape.layers * (shape.hidden if self.recompute else self.kept) + self.kept
-        return self.sequences * self.length * numbers * self.width
+            numbers = shape.layers * (shape.hidden if self.recompute else share * self.kept)
+            numbers += share * self.kept
+        return int(self.sequences * self.length * numbers * self.width)
 
     def need(self) -> dict[str, int]:
         """Bytes on one GPU, by what they are of."""
@@ -140,7 +142,7 @@ class Training:
     @property
     def least(self) -> int:
         """Bytes on one GPU that compiled blocks take, too."""
-        return self.total - int((0 if self.recompute else 1 - LEAST) * self.activations())
+        return self.total - self.activations() + self.activations(LEAST)
 
     def switches(self) -> dict[str, list[Self]]:
         """What can be set otherwise, in words, and the trainings that this makes, the nearest first."""
