@@ -136,9 +136,9 @@ def test_hedgehog_s_maps_are_the_printed_share_of_llama_2_by_two_maps_without_bi
     shutil.copy(committed / "reference.json", tmp_path)
     drawn = {path.name: path.read_bytes() for path in draw_committed(tmp_path, artefact)}
     assert {name: (committed / "hedgehog" / name).read_bytes() for name in drawn} == drawn
-    [row] = csv.DictReader(drawn["intext.claims.csv"].decode().splitlines())
-    assert (row["verdict"], row["whose"]) == ("reproduced", "paper")
-    assert row["reason"].endswith("a form that the paper states, too: contradicted, 4.34 is not < 0.50")
+    [row] = csv.DictReader(drawn["parameters.claims.csv"].decode().splitlines())
+    assert (row["verdict"], row["whose"]) == ("contradicted", "paper")  # "of the original model size"
+    assert row["reason"].endswith("a form that the paper states, too: contradicted, 2.96 is not < 0.50")
 
 
 def table7(workflow: Path, out: Path) -> dict[str, str]:

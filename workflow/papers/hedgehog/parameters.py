@@ -31,12 +31,17 @@ class Counts(NamedTuple):
         """The maps' share of the model with its maps, in percent."""
         return 100 * self.maps / (self.teacher + self.maps)
 
+    @property
+    def of_the_original(self) -> float:
+        """The maps' share of the teacher, in percent."""
+        return 100 * self.maps / self.teacher
+
 
 def draw(spec, measured, about, out: Path) -> list[Path]:
     """Write parameters.csv and parameters.md, a form of the map a row."""
     found = counts(tuple(spec.options["llama"].items()))
     rows = [
-        (name, own.teacher, own.maps, f"{own.of_all:.4f}", f"{100 * own.maps / own.teacher:.4f}")
+        (name, own.teacher, own.maps, f"{own.of_all:.4f}", f"{own.of_the_original:.4f}")
         for name, own in found.items()
     ]
     files = [out / f"parameters.{suffix}" for suffix in spec.makes]
@@ -60,8 +65,8 @@ def look(spec, about):
 
     def value(point) -> Value | str:
         own = found[point.row]
-        name = f"{own.maps:,} of {own.teacher + own.maps:,} are {own.of_all:.4f} %, in last digits off"
-        return Value(abs(own.of_all - PRINTED) / LAST, 0.0, name)
+        name = f"{own.maps:,} of {own.teacher:,} are {own.of_the_original:.4f} %, in last digits off"
+        return Value(abs(own.of_the_original - PRINTED) / LAST, 0.0, name)
 
     return value
 
