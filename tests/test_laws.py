@@ -660,7 +660,9 @@ def test_hedgehog_adds_what_its_paper_says_to_llama_2_7b(method, given, percent)
 
 
 def test_unknown_method_option_and_architecture_name_the_possible_ones():
-    with pytest.raises(ValueError, match="no attention method 'cosformer'; have delta, feature_map, hedgehog"):
+    with pytest.raises(
+        ValueError, match="no attention method 'cosformer'; have delta, feature_map, hedgehog"
+    ):
         linearize(teacher(), "cosformer")
     with pytest.raises(ValueError, match="options of 'lizard': unknown key 'widow'; possible: .*window"):
         linearize(teacher(), "lizard", widow=3)
