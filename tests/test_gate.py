@@ -18,10 +18,15 @@ def test_every_method_passes_and_its_figures_are_rounding(case):
 
 
 def test_a_decode_path_that_forgets_is_refused(monkeypatch):
-    advance = RecurrentLayer.advance
-    monkeypatch.setattr(
-        RecurrentLayer, "advance", lambda self, state, n: advance(self, state if n > 1 else self.state, n)
-    )
+    advance, kept = RecurrentLayer.advance, {}
+
+    def forget(self, state, n):
+        """A single token, which overwrites the state where it lies, leaves the state of the last piece."""
+        if n > 1:
+            kept[id(self)] = tree_map(torch.clone, state)
+        advance(self, tree_map(torch.clone, kept[id(self)]) if n == 1 else state, n)
+
+    monkeypatch.setattr(RecurrentLayer, "advance", forget)
     with pytest.raises(GateError, match="'passed': False"):
         gate(of(("hedgehog", {}), dtype=torch.float32), tokens(90)[0])
 
