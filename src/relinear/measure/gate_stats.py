@@ -29,6 +29,7 @@ from relinear_kernels.linear_attention_reference import LinearState
 YIELDS = ("memory", "alpha", "share", "meta_weight")
 
 QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9}
+LARGEST = 1e4  # the logarithm of a feature that no key reaches
 AT_ONCE = 64  # tokens whose gates are read in one pass, each token with a state of its own
 FINEST = 2.0**-24  # the least 1 - gamma in float32: a longer memory than 16.8 million tokens cannot be seen
 TINY = 1e-12
@@ -191,9 +192,11 @@ def gates(method: Parts, inputs: Inputs) -> Float[Tensor, "H T F"]:
         )
         with alone(method, "linear"):
             state = method.init_state(len(x), x.device)
+            # ones relative to a key that is larger than any other: a normalised map rescales them by nothing
+            shift = None if state.shift is None else torch.full_like(state.shift, LARGEST)
             _, left = method(
                 Inputs(x, q, k, torch.zeros_like(v), cos, sin, mask),
-                LinearState(torch.ones_like(state.kv), state.z, state.shift),
+                LinearState(torch.ones_like(state.kv), state.z, shift),
             )
         found.append(left.kv[..., 0])  # [N, M, F]; every channel of the values alike
     gamma = torch.cat(found).transpose(0, 1)
