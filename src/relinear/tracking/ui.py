@@ -134,6 +134,8 @@ def view(measured: Collection[str] = METRICS) -> dict[str, Any]:
         "selectedColumns": columns,
         "runsHiddenMode": "SHOW_ALL",
         "hideEmptyCharts": False,
+        # Else MLflow sorts sections by name, and its own, of curves' names, stand above ours.
+        "isAccordionReordered": True,
         "compareRunCharts": [
             {"uuid": f"chart{n}", "runsCountToCompare": 100, **common, **chart}
             for n, chart in enumerate(charts)
