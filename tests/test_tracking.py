@@ -522,12 +522,27 @@ def test_no_chart_of_the_comparison_is_empty(uri, tmp_path):
     [address] = ui.comparisons(uri, "http://127.0.0.1:1").values()
     shown = json.loads(client(uri).get_experiment_by_name("relinear-mini").tags[ui.TAG])
     assert [c.get("metricKey", c["type"]) for c in shown["compareRunCharts"]] == [
-        "PARALLEL",
         "distill/loss",
         "ppl",
+        "PARALLEL",
         "DIFFERENCE",
     ]
     assert f"viewStateShareKey={ui.VIEW}" in address
+
+
+def test_losses_and_the_tables_columns_are_the_first_four_charts():
+    shown = ui.view({*ui.METRICS, "distill/loss", "finetune/loss"})
+    charts = shown["compareRunCharts"]
+    assert shown["isAccordionReordered"], "MLflow's own sections, such as distill, are not sorted among ours"
+    assert [c.get("metricKey", c["type"]) for c in charts] == [
+        "distill/loss",
+        "finetune/loss",
+        "ppl",
+        "avg_no_mmlu",
+        "SCATTER",
+        "PARALLEL",
+        "DIFFERENCE",
+    ]
 
 
 def test_the_lines_of_a_benchmark_are_runs_once_each(uri, tmp_path):

@@ -15,9 +15,13 @@ from relinear import linearize
 from relinear.families.tiny import byte_tokenizer
 from relinear.share.selfcontained import write_code
 
+# One for each family, and each of the suite's trained methods once.
 METHODS = {
     "llama": ("lolcats", {"window": 4}),
+    "mistral": ("t2r", {}),
+    "qwen2": ("delta", {"window": 4}),
     "qwen3": ("lizard", {"window": 4}),
+    "gemma3": ("supra", {}),
     "gpt2": ("hedgehog", {"keep_softmax_layers": [0]}),
 }
 # what the locked environment has: these may not be left untried there
@@ -29,7 +33,7 @@ def exported(tmp_path_factory) -> dict[str, Path]:
     """A folder with its own code for each family."""
     found = {}
     for family in TEACHERS:
-        method, options = METHODS.get(family, ("lolcats", {"window": 4}))
+        method, options = METHODS[family]
         model, folder = (
             linearize(teacher(family, torch.float32, vocab_size=512), method, **options),
             tmp_path_factory.mktemp("uses") / family,

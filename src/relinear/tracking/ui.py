@@ -70,21 +70,15 @@ def _experiments(client: Any) -> list[tuple[str, str]]:
 
 
 def view(measured: Collection[str] = METRICS) -> dict[str, Any]:
-    """Rows and no seeds, stages or inputs: losses, coordinates over window, rank and gate, bytes against
-    long-text perplexity, what differs.
+    """Rows and no seeds, stages or inputs: losses, two of the table's columns, bytes against long-text
+    perplexity, coordinates over window, rank and gate, what differs. Losses and columns come first: two
+    charts a line, they fill the window before one scrolls.
 
     A chart is there if its metrics are among those `measured`, so that none is empty.
     """
     upper, lower = {"metricSectionId": "rows"}, {"metricSectionId": "what differs"}
     outcomes = [name for name in ("ppl", "avg_no_mmlu") if name in measured]
     charts = [
-        {
-            "type": "PARALLEL",
-            **upper,
-            "selectedParams": ["window", "rank", "gate"],
-            "selectedMetrics": outcomes,
-            "showAllRuns": True,
-        },
         *(
             {
                 "type": "LINE",
@@ -96,16 +90,23 @@ def view(measured: Collection[str] = METRICS) -> dict[str, Any]:
             }
             for name in ("distill/loss", "finetune/loss")
         ),
+        *(
+            {"type": "BAR", **upper, "metricKey": name, "displayName": name}
+            for name in ("ppl", "avg_no_mmlu")
+        ),
         {
             "type": "SCATTER",
             **upper,
             "xaxis": {"key": "state_mib", "type": "METRIC"},
             "yaxis": {"key": "ppl_long", "type": "METRIC"},
         },
-        *(
-            {"type": "BAR", **upper, "metricKey": name, "displayName": name}
-            for name in ("ppl", "avg_no_mmlu")
-        ),
+        {
+            "type": "PARALLEL",
+            **upper,
+            "selectedParams": ["window", "rank", "gate"],
+            "selectedMetrics": outcomes,
+            "showAllRuns": True,
+        },
         {
             "type": "DIFFERENCE",
             **lower,
@@ -118,7 +119,7 @@ def view(measured: Collection[str] = METRICS) -> dict[str, Any]:
     ]
     charts = [chart for chart in charts if _needs(chart) <= set(measured)]
     sections = [
-        {"uuid": name, "name": name, "columns": wide, "cardHeight": 420}
+        {"uuid": name, "name": name, "columns": wide, "cardHeight": 360}
         for name, wide in (("rows", 2), ("what differs", 1))
     ]
     common = {"deleted": False, "isGenerated": False}
@@ -133,6 +134,8 @@ def view(measured: Collection[str] = METRICS) -> dict[str, Any]:
         "selectedColumns": columns,
         "runsHiddenMode": "SHOW_ALL",
         "hideEmptyCharts": False,
+        # Else MLflow sorts sections by name, and its own, of curves' names, stand above ours.
+        "isAccordionReordered": True,
         "compareRunCharts": [
             {"uuid": f"chart{n}", "runsCountToCompare": 100, **common, **chart}
             for n, chart in enumerate(charts)

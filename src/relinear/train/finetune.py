@@ -50,7 +50,8 @@ def work(job: Job) -> dict:
         if recipe["kind"] == "lora":
             # peft's set has another order in each process
             model.peft_config["default"].target_modules = sorted(recipe["lora_targets"])
-            model.save_pretrained(job.out / "adapter")
+            # False: else peft reads the teacher's configuration as one of ours, and transformers warns of it
+            model.save_pretrained(job.out / "adapter", save_embedding_layers=False)
         if recipe["kind"] == "method" or recipe["train_method"]:
             save_method(base, job.out / "method.safetensors")
     return metrics
