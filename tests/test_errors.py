@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -559,6 +560,20 @@ def test_an_interrupt_before_a_verb_has_begun_is_told_in_one_line(monkeypatch):
     monkeypatch.setattr("relinear.cli.app", interrupted)
     code, stderr = relinear(monkeypatch, "status")
     assert (code, stderr) == (130, "error: interrupted; give the same command again\n")
+
+
+def test_ctrl_c_while_modules_are_imported_is_one_line():
+    """`relinear` takes a second to import, and a user who sees a misspelling presses Ctrl-C at once."""
+    code = (
+        "import runpy, sys\n"
+        "class Pressed:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'relinear.plan.plan': raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Pressed())\n"
+        "runpy.run_module('relinear.cli', run_name='__main__')"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ended.returncode and ended.stderr == "error: interrupted; give the same command again\n"
 
 
 # --- the same through Snakemake, which reads the plan before its first job ---

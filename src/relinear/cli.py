@@ -17,6 +17,17 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Annotated, Any
 
+
+def without_traceback(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+    """Ctrl-C while the modules below are imported, which takes a second or more, is no fault of the code."""
+    if issubclass(kind, KeyboardInterrupt):
+        print("error: interrupted; give the same command again", file=sys.stderr)
+    else:
+        sys.__excepthook__(kind, error, trace)
+
+
+sys.excepthook = without_traceback
+
 import typer
 
 import relinear
