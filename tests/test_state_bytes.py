@@ -121,7 +121,7 @@ def test_a_window_and_whose_bytes_it_has_are_not_both_given_and_sinks_leave_room
     ):
         layer("window", {"sinks": 461, "bytes_of": "lolcats"}, SMOLLM2)
     for wrong in ({"window": 0}, {"sinks": -1}, {"bytes_of": "hedgehog"}):
-        with pytest.raises(ValueError, match=f"options of 'window'.{next(iter(wrong))}: "):
+        with pytest.raises(ValueError, match=rf"options of 'window'\.{next(iter(wrong))}\b"):
             options("window", wrong)
 
 

@@ -29,20 +29,22 @@ VOCABULARY, LENGTH, STEP = 64, 16, 8
 LABELS = (16, 2, 4, 8, 0, 1, 16, 3)
 LENGTHS = (16, 3, 5, 9, 16, 2, 7, 4)  # of the texts
 SPLITS = [(8, 1), (4, 2), (2, 4), (1, 8)]  # batch_size, accumulate
+NEXT = {"kl": 0.0, "kl_beyond": 0, "kl_within": 0.1}
 LORA = {
     "kind": "lora",
     "train_method": True,
     "method_lr": None,
+    **NEXT,
     "lora_rank": 4,
     "lora_alpha": 8,
     "lora_targets": ["q_proj", "v_proj"],
 }
 KINDS = {
     "lora": (finetune, LORA),
-    "full": (finetune, {"kind": "full", "train_embeddings": True}),
+    "full": (finetune, {"kind": "full", "train_embeddings": True, **NEXT}),
     "pretrain": (pretrain, {}),
-    "transfer": (distill, {"loss": "cross_entropy", "loss_scale": 1.0}),
-    "transfer of texts": (distill, {"loss": "cross_entropy", "loss_scale": 1.0}),
+    "transfer": (distill, {"loss": "cross_entropy", "loss_scale": 1.0, "calibrate": None}),
+    "transfer of texts": (distill, {"loss": "cross_entropy", "loss_scale": 1.0, "calibrate": None}),
     "classes": (classify, {"pool": "mean"}),
     "pictures": (classify, {"pool": "first"}),
 }

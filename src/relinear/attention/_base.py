@@ -98,6 +98,22 @@ class StateOptions(Options):
         return heads.heads if self.state_per == "query_head" else heads.groups
 
 
+class WindowsOptions(Options):
+    """Options of methods whose `window` is one number of positions for all layers, or a list with one for
+    each."""
+
+    def of_layer(self, layer: int, layers: int) -> Self:
+        """The options of one layer of so many. Raises ValueError for windows that are not one for each."""
+        if isinstance(self.window, int):
+            return self
+        if len(self.window) != layers:
+            raise ValueError(
+                f"window has a number for each layer; got {len(self.window)} for {layers} layers, possible: a"
+                f" list of {layers}, or one number for all"
+            )
+        return type(self)(**{**vars(self), "window": self.window[layer]})
+
+
 class Attention(nn.Module):
     """A replacement for softmax attention between the teacher's projections: q, k, v in, head outputs out.
 

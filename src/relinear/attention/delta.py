@@ -46,7 +46,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from relinear.attention import _base
-from relinear.attention._base import Attention, Inputs, identity, project, wide
+from relinear.attention._base import Attention, Inputs, identity, project, softmax_weights, wide
 from relinear.attention._parts import Parts
 from relinear.errors import UserError
 from relinear_kernels.gated_delta import gated_delta
@@ -62,13 +62,15 @@ from relinear_kernels.sliding_window_attention_reference import (
 TAPS = 4  # positions that a convolution sums, the token's own included
 SMOOTH = 16  # what Liger divides its log gate by
 HALF_LIFE = 1024.0
+HALF_LIVES = (16.0, 16384.0)  # the shortest and the longest that a calibration gives
+WRITES = (0.3, 0.7)  # that it gives to the least and the most certain state
 PACED = ("head", "step", "channel")  # decays that start at a half-life
 EPSILON = 1e-6  # of norms
 ONE = 1.2784645427610738  # SiLU of it is 1
 Window = Annotated[int, Field(ge=1)]
 
 
-class Options(_base.StateOptions):
+class Options(_base.WindowsOptions, _base.StateOptions):
     """The options of a run with a recurrent state beside a window."""
 
     window: Window | tuple[Window, ...] = 128
@@ -102,17 +104,6 @@ class Options(_base.StateOptions):
                 " erase 'tied', possible: l2, or erase none"
             )
         return self
-
-    def of_layer(self, layer: int, layers: int) -> "Options":
-        """The options of one layer of so many. Raises ValueError for windows that are not one for each."""
-        if isinstance(self.window, int):
-            return self
-        if len(self.window) != layers:
-            raise ValueError(
-                f"window has a number for each layer; got {len(self.window)} for {layers} layers, possible: a"
-                f" list of {layers}, or one number for all"
-            )
-        return type(self)(**{**vars(self), "window": self.window[layer]})
 
 
 class Convolved(NamedTuple):
@@ -384,6 +375,59 @@ class Method(Parts, Attention):
         if "window" in self.switched_off:
             return far
         return far + sliding_window_weights(*inputs.rotated(), **self._window(inputs))
+
+    @torch.no_grad()
+    def calibrate(self, inputs: Inputs) -> dict[str, list[float]]:
+        """Set the biases of decay and write by softmax attention beyond the window, before anything is
+        trained; the weights in front of them stay 0.
+
+        A state's half-life becomes the mean distance, in tokens, that its query heads look at there, within
+        `HALF_LIVES`. Its write, of `WRITES`, falls with the entropy of their weights there, scaled from the
+        least to the largest of the layer's states. Both are means over queries by their weight beyond the
+        window. Returns `half_lives` and `writes`, where these are learned, and `far`, the share of weight
+        beyond the window of queries with a key there, a number for each state. Raises UserError where no key
+        lies beyond.
+
+        After Taylor-Calibrate (2606.16429), which has the whole attention in place of what the window drops.
+        """
+        window, sinks, sums = self.options.window, self.options.sinks, 0.0
+        for i in range(len(inputs.x)):  # a row at a time: T x T weights of all heads
+            row = Inputs(*(None if x is None else x[min(i, len(x) - 1)][None] for x in inputs))
+            weights = softmax_weights(row, self.heads)[0]
+            place = torch.arange(weights.shape[-1], device=weights.device)
+            back = place[:, None] - place
+            first = 0 if row.key_mask is None else row.key_mask[0].int().argmax()
+            seen = (back >= window) & (place >= first + sinks)
+            far = weights * seen
+            mass = far.sum(-1)
+            spread = torch.special.entr(far).sum(-1) + torch.special.xlogy(mass, mass)  # mass x entropy
+            able = (seen.any(-1) & (mass > 0)).sum(-1)
+            found = torch.stack([(far * back).sum((-1, -2)), mass.sum(-1), spread.sum(-1), able.to(mass)])
+            sums = sums + found.unflatten(1, (self.states, -1)).sum(-1).double()
+        distance, mass, spread, queries = sums
+        if not bool((mass > 0).all()):
+            raise UserError(
+                f"calibrate reads the attention beyond a window of {window} and {sinks} sinks; got sequences"
+                f" of {inputs.x.shape[1]} tokens, possible: longer sequences, or a smaller window"
+            )
+        half_lives = (distance / mass).clamp(*HALF_LIVES)
+        entropy = spread / mass
+        certain = (entropy.max() - entropy) / (entropy.max() - entropy.min()).clamp(min=EPSILON)
+        writes = WRITES[0] + (WRITES[1] - WRITES[0]) * certain
+        facts = {"far": (mass / queries).tolist()}
+        if self.options.decay in PACED:
+            pace = math.log(2) / half_lives
+            if self.options.decay == "step":
+                self.rate.copy_(pace.log())
+            else:
+                bias = pace + torch.log(-torch.expm1(-pace))
+                layer = self.decay.wide if isinstance(self.decay, Narrow) else self.decay
+                layer.bias.copy_(bias.repeat_interleave(len(layer.bias) // self.states))
+            facts["half_lives"] = half_lives.tolist()
+        if self.options.erase == "tied":
+            self.beta.bias.copy_(writes.logit())
+            facts["writes"] = writes.tolist()
+        return facts
 
     def distill_loss(self, inputs: Inputs, loss):
         """The distance of outputs, `mse`. Raises UserError for the cross-entropy of weights."""

@@ -2,8 +2,9 @@
 part: the control of every hybrid.
 
 A query sees the last `window` positions, its own included, and the first `sinks` real ones, at the teacher's
-rotary angles; a sink inside the window is counted once. Sinks: Xiao et al. 2024, whose cache numbers its
-positions anew; here they keep those of the text. LoRA or full finetuning may train the weights around it.
+rotary angles; a sink inside the window is counted once. A list of windows has one for each layer. Sinks: Xiao
+et al. 2024, whose cache numbers its positions anew; here they keep those of the text. LoRA or full finetuning
+may train the weights around it.
 
 `bytes_of`, in place of `window`: as many positions, sinks included, as a layer of that method holds bytes at
 the teacher's heads, and no more: `lolcats` its released form with a window of 64, `lizard` its defaults (a
@@ -13,7 +14,7 @@ method's linear states: `_bf16` with 2 bytes a number, `_key_heads` one state fo
 `_key_heads_bf16` both.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field, model_validator
@@ -34,10 +35,13 @@ COUNTED = {"": (False, 4), "_bf16": (False, 2), "_key_heads": (True, 4), "_key_h
 BYTES = {f"{method}{how}": (HELD[method], COUNTED[how]) for method in HELD for how in COUNTED}
 
 
-class Options(_base.Options):
+Window = Annotated[int, Field(ge=1)]
+
+
+class Options(_base.WindowsOptions):
     """The options of a run with windowed softmax attention."""
 
-    window: int = Field(default=WINDOW, ge=1)
+    window: Window | tuple[Window, ...] = WINDOW
     sinks: int = Field(default=4, ge=0)
     bytes_of: Literal[tuple(BYTES)] | None = None
 

@@ -199,6 +199,13 @@ def transfers(file: Path) -> tuple[str, ...]:
 
 
 @functools.cache
+def calibrates(file: Path) -> bool:
+    """Whether a method can be set by the teacher's attention before it is trained: `calibrate` of class
+    `Method` in its file."""
+    return "calibrate" in _method(file)[0]
+
+
+@functools.cache
 def adds_parameters(file: Path) -> bool:
     """Whether a method has parameters of its own: its file names a parameter or a layer of torch's, or builds
     on another class, which may."""

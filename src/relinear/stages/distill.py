@@ -5,7 +5,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from relinear import attention
 from relinear.plan.names import Node
+from relinear.plan.options import calibrates, method_file
+from relinear.plan.strict import Positive
 from relinear.stages import _training
 
 
@@ -14,6 +17,8 @@ class Options(_training.Recipe):
 
     loss: Literal["cross_entropy", "mse"]
     loss_scale: Annotated[float, Field(gt=0)] = 1.0
+    # set decays and writes by softmax attention beyond the window, read on so many tokens, before training
+    calibrate: Positive | None = None
 
 
 class Budget(_training.Budget):
@@ -36,6 +41,17 @@ class Stage(_training.Step):
             for name, value in super().budget(entry, scale, recipe).items()
             if name != "activations"
         }
+
+    def reasons(self, entry, scale, recipe, budget):
+        """Why the training cannot be done."""
+        method = entry.run.run.method
+        if recipe.calibrate and not calibrates(method_file(method)):
+            able = [name for name in attention.available() if calibrates(method_file(name))]
+            yield (
+                f"{entry.node}: calibrate sets decays and writes by attention beyond a window, which method"
+                f" {method!r} has not; possible: {', '.join(able)}, or without calibrate"
+            )
+        yield from super().reasons(entry, scale, recipe, budget)
 
     def resolve(self, entry, scale):
         """The training, with the kept activations among its parents where the lengths agree."""

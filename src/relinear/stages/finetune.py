@@ -17,6 +17,11 @@ class Options(_training.Recipe):
     # lora: train the method's own parameters too (methods without a transfer stage need it)
     train_method: bool = False
     method_lr: Annotated[float, Field(gt=0)] | None = None  # their learning rate; the adapter's if not given
+    # the share of the loss that is the KL divergence from the model as it was before any method; the rest is
+    # that of the next token
+    kl: Annotated[float, Field(ge=0, le=1)] = 0.0
+    kl_beyond: Annotated[int, Field(ge=0)] = 0  # first position of a sequence that counts whole in it
+    kl_within: Annotated[float, Field(ge=0, le=1)] = 0.1  # what earlier positions count
     lora_rank: Annotated[int, Field(gt=0, le=WIDEST)] = 8
     lora_alpha: Annotated[int, Field(gt=0, le=WIDEST)] = 16
     lora_targets: Annotated[tuple[str, ...], Field(min_length=1)] = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -32,6 +37,11 @@ class Options(_training.Recipe):
             raise ValueError(
                 f"{unfit[0]} is of kind lora; got kind {self.kind}, possible: kind lora, or without"
                 f" {unfit[0]}"
+            )
+        if not self.kl and (unfit := [name for name in given if name.startswith("kl_")]):
+            raise ValueError(
+                f"{unfit[0]} is of the KL divergence from the teacher; got kl 0, possible: kl above 0, or"
+                f" without {unfit[0]}"
             )
         if self.kind != "full" and not self.train_embeddings:
             raise ValueError(
@@ -58,3 +68,8 @@ class Stage(_training.Step):
         """Why the training cannot be done."""
         yield from _stage.unless_causal(entry, scale, "finetune trains a model to predict the next token")
         yield from super().reasons(entry, scale, recipe, budget)
+        if recipe.kl and not recipe.kl_within and recipe.kl_beyond >= budget["seq_len"]:
+            yield (
+                f"{entry.node}: sequences of {budget['seq_len']} tokens have no position beyond kl_beyond"
+                f" {recipe.kl_beyond}, and kl_within 0 leaves out the others; possible: a smaller kl_beyond"
+            )

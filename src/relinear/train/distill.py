@@ -12,7 +12,7 @@ from safetensors import safe_open
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from relinear.get.packed import micro_batches
+from relinear.get.packed import batch_indices, micro_batches
 from relinear.get.padded import opened
 from relinear.linearize.assemble import save_method, to_train
 from relinear.linearize.faster import fuse_norms
@@ -49,6 +49,7 @@ def fit(job: Job, model: PreTrainedModel, device: str) -> dict:
         fuse_norms(model)
     fits = Fits(job, model, parameters, device, beside=True, transfer=True)
     job.hardware["engine"] = spread(model, parameters, device, job.engine)
+    calibrated = _calibrated(job, model, text, device) if recipe["calibrate"] else {}
     batch, accumulate = budget["batch_size"], budget["accumulate"]
     steps = max(budget["epochs"] * len(text) // (batch * accumulate), 1)
     # softmax layers that are kept have nothing to train
@@ -125,9 +126,28 @@ def fit(job: Job, model: PreTrainedModel, device: str) -> dict:
     job.tokens = text.tokens_of(steps * batch * accumulate)
     return {
         **job.losses(),
+        **calibrated,
         "steps": steps,
         "tokens": job.tokens,
         "trainable_params": sum(p.numel() for p in parameters),
+    }
+
+
+def _calibrated(job: Job, model: PreTrainedModel, text, device: str) -> dict[str, list]:
+    """Have each layer's method set itself by the teacher's attention on the training's first sequences.
+    Returns what they found, `calibrated`: a list over layers.
+
+    Nothing is drawn, so a training that goes on from a checkpoint finds the same, and then loads its own.
+    """
+    wanted = max(job.settings["recipe"]["calibrate"] // text.seq_len, 1)
+    chosen = batch_indices(0, n=len(text), batch_size=min(wanted, len(text)), seed=job.seed)
+    tokens, key_mask = (*(moved(x, device) for x in text.batch(chosen)), None)[:2]
+    more = {} if key_mask is None else {"attention_mask": key_mask}
+    inputs = layer_inputs(model, record(model, tokens, **more), key_mask)
+    return {
+        "calibrated": [
+            method.calibrate(given) if hasattr(method, "calibrate") else None for method, given in inputs
+        ]
     }
 
 

@@ -17,13 +17,14 @@ from relinear.errors import UserError
 from relinear.get.packed import Packed, chance_loss
 from relinear.linearize.assemble import WITHOUT_EMBEDDINGS, embeddings, save_method, to_train
 from relinear.linearize.faster import fuse_norms, maskless
+from relinear.linearize.loading import load_teacher
 from relinear.linearize.model import Linearized
 from relinear.machine.distributed import spread
 from relinear.machine.hardware import memory_bytes, place
 from relinear.plan.job import Job
 from relinear.train.compiled import compile_blocks, recompute, wanted, windowed
 from relinear.train.loop import train
-from relinear.train.next_token import batches_of, collected, summed_loss
+from relinear.train.next_token import batches_of, collected, mixed_loss, summed_loss
 from relinear.train.room import Fits
 
 
@@ -125,6 +126,10 @@ def fit(job: Job, base: PreTrainedModel, device: str, dtype: torch.dtype) -> tup
     job.hardware["engine"] = spread(model, None if full else trained, device, job.engine)
     # A mask, even none at all, has transformers look at positions in main memory, which cannot be recorded.
     recorded = device == "cuda" and job.hardware["engine"] == "ddp" and maskless(base)
+    teacher = None
+    if recipe["kl"]:
+        teacher = load_teacher(job.parents["model"], dtype, device).requires_grad_(False).eval()
+        recorded &= maskless(teacher)
     if job.recompute:
         recompute(base)
         recorded = False
@@ -137,7 +142,21 @@ def fit(job: Job, base: PreTrainedModel, device: str, dtype: torch.dtype) -> tup
     steps = max(budget["epochs"] * len(text) // (batch * accumulate), 1)
     eager = compile_blocks(base) if wanted(job, device, steps, slower=full and windowed(base)) else None
 
+    weights = torch.ones(text.seq_len, device=device)
+    weights[: recipe["kl_beyond"]] = recipe["kl_within"]
+    # as `labelled`, of the whole step: every sequence has the same positions
+    weights = weights / (batch * accumulate * weights.sum())
+
     def loss(tokens: Tensor, labels: Tensor, labelled: Tensor) -> Iterator[tuple[str, Tensor]]:
+        if teacher is not None:
+            mixed = dtype if full else None
+            yield (
+                "mixed",
+                mixed_loss(
+                    model, teacher, tokens, labels, labelled, weights=weights, share=recipe["kl"], dtype=mixed
+                ),
+            )
+            return
         yield "lm", summed_loss(model, tokens, labels, dtype if full else None) / labelled
 
     tokens_per_step = batch * accumulate * text.seq_len
@@ -166,7 +185,7 @@ def fit(job: Job, base: PreTrainedModel, device: str, dtype: torch.dtype) -> tup
             resumed=job.resume,
             memory=lambda: memory_bytes(device),
             name=job.name,
-            chance=chance_loss(job.parents["text"], base.config.vocab_size),
+            chance=None if recipe["kl"] else chance_loss(job.parents["text"], base.config.vocab_size),
             recorded=recorded,
             eager=eager,
         )

@@ -88,6 +88,38 @@ def summed_loss(model: nn.Module, tokens: Tensor, labels: Tensor, dtype: torch.d
     return token_cross_entropy(logits.flatten(0, 1), following.flatten()).sum()
 
 
+def mixed_loss(
+    model: nn.Module,
+    teacher: nn.Module,
+    tokens: Tensor,
+    labels: Tensor,
+    labelled: Tensor,
+    *,
+    weights: Tensor,
+    share: float,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """`share` of the KL divergence of the model's next tokens from the teacher's, and the rest of the loss of
+    the next token: what this micro-batch adds to the step's.
+
+    tokens, labels: ``[B, T]``; labelled: the labels of the whole step. weights: ``[T]``, what a position of a
+    sequence adds to the divergence. The sequences' own positions count, wherever a document begins.
+    """
+    with torch.no_grad():
+        wanted = teacher(tokens, use_cache=False).logits
+    with torch.autocast(tokens.device.type, dtype, enabled=dtype not in (None, torch.float32)):
+        logits = model(tokens, use_cache=False).logits
+    following = F.pad(labels[:, 1:], (0, 1), value=IGNORED)
+    total = 0.0
+    for ours, theirs, label in zip(logits, wanted, following, strict=True):  # a sequence's logits at a time
+        ours, theirs = ours.float().log_softmax(-1), theirs.float().log_softmax(-1)
+        total = total + share * F.kl_div(ours, theirs, reduction="none", log_target=True).sum(-1) @ weights
+        if share < 1:
+            nll = F.nll_loss(ours, label, ignore_index=IGNORED, reduction="sum")
+            total = total + (1 - share) * nll / labelled
+    return total
+
+
 def plain_head(model: nn.Module) -> nn.Linear | None:
     """The layer whose outputs are a model's logits; None where an adapter or a shard is put around it, or
     something follows it."""
