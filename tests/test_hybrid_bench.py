@@ -88,11 +88,6 @@ def test_no_row_starts_after_the_limit(on_cpu, tmp_path):
 def test_a_group_that_ends_its_process_costs_its_own_rows_only(tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)  # its processes find none
     monkeypatch.setattr(hybrid, "GROUPS", ("no group", hybrid.SOFTMAX))
-    hybrid.main(tmp_path, 100, "", 0, False)
+    hybrid.main(tmp_path, 60, "", 0)
     assert "no group: ended with 1" in capfd.readouterr().out
     assert {row["group"] for row in rows_of(tmp_path)} == {hybrid.SOFTMAX}
-
-
-def test_preparing_runs_and_leaves_no_rows(on_cpu, tmp_path):
-    hybrid.measure(hybrid.THREE, tmp_path, math.inf, prepare=True)
-    assert not (tmp_path / "hybrid.json").exists()

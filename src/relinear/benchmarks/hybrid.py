@@ -2,8 +2,7 @@
 relinear.benchmarks.hybrid --out results/hybrid`, on one GPU.
 
 Every line of `GROUPS` is a process of its own, so that a tiling that does not compile, or ends the GPU's
-context, costs its own rows only. All groups are compiled at once first, by one run each, and measured one
-after the other. Rows are in hybrid.json after each measurement. Times are those of
+context, costs its own rows only. Rows are in hybrid.json after each measurement. Times are those of
 `relinear.benchmarks.kernels`: medians of replays of a CUDA graph, in bfloat16.
 """
 
@@ -40,7 +39,7 @@ TILINGS = {
     "8 warps, columns of 64, 128 registers": (8, 1, 64, 128),
 }
 SOFTMAX, THREE, DELTA = "softmax attention", "three launches", "gated delta rule"
-GROUPS = (*list(TILINGS)[:1], SOFTMAX, THREE, *list(TILINGS)[1:], DELTA)
+GROUPS = (*list(TILINGS)[:1], SOFTMAX, THREE, *list(TILINGS)[1:2], DELTA, *list(TILINGS)[2:])
 
 
 def use(group: str) -> None:
@@ -84,26 +83,11 @@ def gradient_difference() -> str:
     return f"{max(pairs):.1e}"
 
 
-def run_once(form: Form, leaves: Any) -> dict[str, Any]:
-    """Compile what a form needs, by one run of it."""
-    for x in leaves:
-        x.requires_grad_()
-    with torch.set_grad_enabled(bool(leaves)):
-        out = form.run()
-    if leaves:
-        torch.autograd.grad(out, list(leaves), torch.ones_like(out))
-    for x in leaves:
-        x.requires_grad_(False)
-    return {"note": "compiled"}
-
-
-def measure(group: str, out: Path, until: float, prepare: bool = False) -> None:
-    """Measure the rows of a group and append each to hybrid.json; `prepare`: only compile what they run."""
+def measure(group: str, out: Path, until: float) -> None:
+    """Measure the rows of a group and append each to hybrid.json."""
     path = out / "hybrid.json"
 
     def add(op: str, provider: str, shape: Shape, mode: str, values: dict[str, Any]) -> None:
-        if prepare:
-            return
         rows = json.loads(path.read_text()) if path.exists() else []
         text = "B{} T{} H{}/{} D{} F{}".format(*shape)
         row = dict.fromkeys(COLUMNS, "") | {
@@ -118,7 +102,7 @@ def measure(group: str, out: Path, until: float, prepare: bool = False) -> None:
         print("  ".join(str(x) for x in row.values()), flush=True)
 
     op, make = "hybrid_attention w=64", partial(forms.hybrid, peers=False, chunked=False)
-    # one sequence has kernels of its own, with states of segments: not for every tiling
+    # one sequence has states of segments, so kernels of its own to compile: not for every tiling
     shapes: tuple[Shape, ...] = (RECORD, *(SINGLE if group in GROUPS[:3] else ()))
     if group == DELTA:
         op, make, shapes = DELTA, delta, (RECORD,)
@@ -126,7 +110,7 @@ def measure(group: str, out: Path, until: float, prepare: bool = False) -> None:
         op, make = SOFTMAX, forms.softmax
     else:
         use(group)
-        if group in TILINGS and not prepare:
+        if group in TILINGS:
             try:
                 add(op, forms.OURS, CHECK, "gradients", {"error": gradient_difference()})
             except FAILURES as problem:
@@ -144,17 +128,12 @@ def measure(group: str, out: Path, until: float, prepare: bool = False) -> None:
                     add(op, provider, shape, mode, {"note": "not run: time limit"})
                     continue
                 try:
-                    if prepare:
-                        run_once(form, leaves)
-                        continue
                     values = time_run(form.run, leaves, 25)
                     if form.error is not None and not leaves:
                         with torch.no_grad():
                             error = form.error(form.run())
                         values |= {"error": f"{error:.1e}"} | ({} if error < TOLERANCE else {"note": "WRONG"})
                 except FAILURES as problem:
-                    for x in form.leaves:
-                        x.requires_grad_(False)
                     values = {"note": reason(problem)}
                 add(op, provider, shape, mode, values)
         if torch.cuda.is_available():
@@ -186,35 +165,29 @@ def main(
     seconds: Annotated[float, typer.Option(help="no row starts later")] = 140,
     group: Annotated[str, typer.Option(help="measure this group alone, in this process")] = "",
     until: Annotated[float, typer.Option(help="with --group: the time of day at which no row starts")] = 0,
-    prepare: Annotated[bool, typer.Option("--prepare", help="with --group: compile alone")] = False,
 ) -> None:
     """Measure every group in a process of its own, and print a table."""
     if group:
         if group not in GROUPS:
             raise UserError(f"no group {group!r}; possible: {', '.join(GROUPS)}")
-        measure(group, out, until or time.time() + seconds, prepare)
+        measure(group, out, until or time.time() + seconds)
         return
     if not torch.cuda.is_available():
         raise UserError("the benchmark of the hybrid needs a CUDA GPU; have none")
     path, until = out / "hybrid.json", time.time() + seconds
     path.unlink(missing_ok=True)
-    call = [sys.executable, "-m", "relinear.benchmarks.hybrid", "--out", str(out), "--until", str(until)]
-    compiling = [subprocess.Popen([*call, "--group", each, "--prepare"]) for each in GROUPS]
-    ready = time.time() + min(LONGEST, seconds / 2)
-    for process in compiling:
-        try:
-            process.wait(max(0.1, ready - time.time()))
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-    print(f"compiled in {time.time() - until + seconds:.0f} s", flush=True)
     for each in GROUPS:
         left = until - time.time()
         if left <= 0:
             print(f"{each}: not run: time limit", flush=True)
             continue
+        words = ["--out", str(out), "--group", each, "--until", str(until)]
         try:
-            run = subprocess.run([*call, "--group", each], check=False, timeout=min(left + 10, LONGEST))
+            run = subprocess.run(
+                [sys.executable, "-m", "relinear.benchmarks.hybrid", *words],
+                check=False,
+                timeout=min(left + 10, LONGEST),
+            )
             if run.returncode:
                 print(f"{each}: ended with {run.returncode}", flush=True)
         except subprocess.TimeoutExpired:
