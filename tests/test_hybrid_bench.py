@@ -83,11 +83,3 @@ def test_delta_rule_beside_fla_where_it_imports(on_cpu, tmp_path):
 def test_no_row_starts_after_the_limit(on_cpu, tmp_path):
     hybrid.measure(hybrid.SOFTMAX, tmp_path, 0)
     assert {row["note"] for row in rows_of(tmp_path)} == {"not run: time limit"}
-
-
-def test_a_group_that_ends_its_process_costs_its_own_rows_only(tmp_path, monkeypatch, capfd):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)  # its processes find none
-    monkeypatch.setattr(hybrid, "GROUPS", ("no group", hybrid.SOFTMAX))
-    hybrid.main(tmp_path, 60, "", 0)
-    assert "no group: ended with 1" in capfd.readouterr().out
-    assert {row["group"] for row in rows_of(tmp_path)} == {hybrid.SOFTMAX}
