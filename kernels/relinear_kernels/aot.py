@@ -146,10 +146,10 @@ def _window(dim, window, meta, dtype=torch.bfloat16):
     sliding_window_attention(**args, window=window, meta=meta, empty_state=None).float().sum().backward()
 
 
-def _hybrid(dim, features, dtype=torch.bfloat16, length=128):
+def _hybrid(dim, features, dtype=torch.bfloat16):
     from relinear_kernels.hybrid_attention_triton import hybrid_attention
 
-    args, matrices = _tensors(2, 1, dim, features, dtype, length)
+    args, matrices = _tensors(2, 1, dim, features, dtype)
     gamma = torch.ones(2, requires_grad=True)
     hybrid_attention(
         **args, **matrices, window=64, window_factor=gamma, empty_ring=None
@@ -274,7 +274,6 @@ MORE = {
     "decode window D64": lambda: _decode("window", 64, 64),
     "decode hybrid D64 F64": lambda: _decode("hybrid", 64, 64),
     "hybrid D128 F64": lambda: _hybrid(128, 64),
-    "hybrid D128 F64 segments": lambda: _hybrid(128, 64, length=1024),
     "hybrid D64 F64": lambda: _hybrid(64, 64),
     "hybrid D128 F128": lambda: _hybrid(128, 128),
     "window D128": lambda: _window(128, 64, 0),

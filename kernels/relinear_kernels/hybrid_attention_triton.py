@@ -5,18 +5,16 @@ denominator.
               linear: phi(q_t) S            | softmax: gamma exp(s - maximum)
               o_t = (linear numerator + softmax numerator) / (linear denominator + softmax denominator)
 
-A plain layer of a window of 64 or 128 is one launch (`hybrid_layer_triton`). Any other has no kernels of its
-own, and the backward pass has none: the window's kernels give its softmax, the exact maximum (the linear
-weights beside it are not shifted) and the key that attains it; the linear ones walk the keys `window`
-positions late and put both parts over one denominator. In the backward pass the window's weights are gamma
-e^(s - maximum) / den, and the maximum takes its share from the key that attains it (the first, where several
-do): sum over the window of p dA = weight (dO . O_window - dO . O) / den, known without another pass.
+No kernels of its own. The window's kernels give its softmax, the exact maximum (the linear weights beside it
+are not shifted) and the key that attains it; the linear ones walk the keys `window` positions late and put
+both parts over one denominator. In the backward pass the window's weights are gamma e^(s - maximum) / den,
+and the maximum takes its share from the key that attains it (the first, where several do): sum over the
+window of p dA = weight (dO . O_window - dO . O) / den, known without another pass.
 """
 
 import torch
 
 from relinear_kernels.hybrid_attention_reference import HybridState
-from relinear_kernels.hybrid_layer_triton import layer, takes
 from relinear_kernels.linear_attention_reference import (
     LinearState,
     per_query_head,
@@ -30,8 +28,6 @@ from relinear_kernels.sliding_window_attention_triton import Near
 from relinear_kernels.traced import apply, traceable
 from relinear_kernels.triton_common import prepared
 
-ONE_LAUNCH = True  # whether `hybrid_layer_triton` makes the layers that it takes
-
 
 @traceable
 class _Hybrid(torch.autograd.Function):
@@ -40,22 +36,11 @@ class _Hybrid(torch.autograd.Function):
         batch, offset = len(q), k.shape[1] - q.shape[1]
         walk = Walk.over(q, v, w_q, feature, cu_seqlens, offset, offset - window)
         near = Near.over(q, k, window, scale, cu_seqlens, gamma.float().contiguous())
-        end, training = walk.final(q.device) if keep_state else None, any(ctx.needs_input_grad)
-        plain = mask is None and s0 is None and cu_seqlens is None
-        if ONE_LAUNCH and takes(walk, q, k, v, w_q, window, plain):
-            o, states, kept = layer(walk, near, q, k, v, w_q, w_k, end=end, training=training)
-            s_end, z_end = end or (None, None)
-            if training:
-                y_q, y_k, close, den, *of_window = kept
-                saved = *states, s_end, z_end, s0, o, den, close, *of_window
-                ctx.save_for_backward(q, k, v, w_q, w_k, y_q, y_k, gamma, mask, *saved)
-            ctx.walk, ctx.near = walk, near._replace(gamma=None)
-            ctx.set_materialize_grads(False)
-            return o, s_end, z_end
         y_q, y_k = (q, k) if w_q is None else project(q, k, w_q, w_k, feature=feature)
         close, *of_window = near.forward(q, k, v, mask)
+        end = walk.final(q.device) if keep_state else None
         states = walk.states(y_k, v, begin=None if s0 is None else (s0, z0), end=end, mask=mask)
-        den = walk.scalars(batch, q.device) if training else None
+        den = walk.scalars(batch, q.device) if any(ctx.needs_input_grad) else None
         o = walk.outputs(
             y_q,
             y_k,
@@ -166,9 +151,6 @@ def hybrid_attention(
             f"hybrid_attention on the Triton path takes v as wide as q and k; got {v.shape[-1]} and {dim}"
         )
     q, k, v, w_q, w_k, *_ = prepared(q, k, v, w_q, w_k, cu_seqlens=cu_seqlens)
-    if not torch.is_grad_enabled():  # an autograd function would prepare for a backward pass all the same
-        q, k, v, window_factor = (x.detach() for x in (q, k, v, window_factor))
-        w_q, w_k = (None if x is None else x.detach() for x in (w_q, w_k))
     scale = dim**-0.5 if scale is None else scale
     keys, values, mask, ring, s0, z0 = k, v, key_mask, None, None, None
     if initial_state is None and key_mask is None:
