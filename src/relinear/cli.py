@@ -17,11 +17,13 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Annotated, Any
 
+INTERRUPTED = "error: interrupted; give the same command again"
+
 
 def without_traceback(kind: type[BaseException], error: BaseException, trace: Any) -> None:
     """Ctrl-C while the modules below are imported, which takes a second or more, is no fault of the code."""
     if issubclass(kind, KeyboardInterrupt):
-        print("error: interrupted; give the same command again", file=sys.stderr)
+        print(INTERRUPTED, file=sys.stderr)
     else:
         sys.__excepthook__(kind, error, trace)
 
@@ -932,7 +934,7 @@ def main() -> None:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(1) from None
     except KeyboardInterrupt:  # before a verb has begun: Ctrl-C in one is typer's
-        print("error: interrupted; give the same command again", file=sys.stderr)
+        print(INTERRUPTED, file=sys.stderr)
         raise SystemExit(128 + signal.SIGINT) from None
     except ModuleNotFoundError as error:
         if (lacking := str(error.name).partition(".")[0]) not in EXTRAS:
