@@ -39,17 +39,24 @@ def distance(a, b):
 @pytest.mark.parametrize("case", [c for c in CASES if c[0] != "softmax"], ids=name)
 def test_kernels_equal_the_torch_form_whole_in_pieces_and_padded(case, monkeypatch):
     torch.manual_seed(0)
-    # Two kinds of maps are compared in float32, since rounding to bfloat16 alone moves their logits by as
-    # much as the bound:
+    # Three kinds of maps are compared in float32, since rounding to bfloat16 alone moves their logits or
+    # gradients by as much as the bound:
     # - Features that are turned after their map have both signs, and a denominator can be 2e-4 of the terms
     #   that it sums.
     #   Rounding moves the logits by 0.009 in the median of 60 texts and by up to 0.086.
     # - exp(2x) and Performer's exponentials multiply what rounding did to x: 0.030 and 0.021 at most in four
     #   texts.
+    # - The gradient of Hedgehog's map by the maximum goes to one feature of a vector, and rounding chooses
+    #   another one: 0.18 between the torch form in bfloat16 and in float32 (0.03 for the softmax).
     signed = (
         case[0] == "supra" and case[1].get("variant") == "code" and case[1].get("normalizer") == "denominator"
     )
-    sharp = case[0] == "feature_map" and case[1].get("map") in ("exp", "performer")
+    sharp = (
+        case[0] == "feature_map"
+        and case[1].get("map") in ("exp", "performer")
+        or case[0] == "hedgehog"
+        and case[1].get("feature") == "max_pm"
+    )
     dtype = torch.float32 if signed or sharp else torch.bfloat16
     model = linearize(LlamaForCausalLM(LlamaConfig(**SHAPE)).to(dtype).cuda().eval(), case[0], **case[1])
     ids = torch.randint(0, 512, (2, 301), device="cuda")
@@ -72,7 +79,8 @@ def test_kernels_equal_the_torch_form_whole_in_pieces_and_padded(case, monkeypat
         assert distance(padded, logits[path]) < 2e-2
         # a map without parameters has nothing to transfer
         if case[0] != "supra" and model.method_parameters():
-            for loss in DISTILL_LOSSES:
+            # the delta rule's weights have both signs, and no cross-entropy
+            for loss in ("mse",) if case[0] == "delta" else DISTILL_LOSSES:
                 model.zero_grad()
                 for method, inputs in layer_inputs(model, record(model, ids)):
                     method.distill_loss(inputs, loss).backward()
