@@ -3,6 +3,7 @@ measurements of attention."""
 
 import csv
 import json
+import re
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +26,8 @@ from relinear.linearize.model import linearize
 from relinear.measure.entropy import attention_of, entropy, spearman
 from relinear.plan.job import Job
 from relinear.plan.plan import Plan
-from relinear.plan.strict import ConfigError
+from relinear.plan.specs import papers
+from relinear.plan.strict import WORKFLOW, ConfigError
 from relinear.stages._stage import Node
 from relinear.train import pretrain
 
@@ -585,7 +587,7 @@ def test_the_loss_can_be_of_the_answers_alone():
 
 def test_both_readings_of_the_papers_loss_and_all_its_recipes_are_planned():
     plan = Plan(scale="smollm2")
-    runs = [run for run in plan.runs if run.startswith("sweep_recall_") and "attention" not in run]
+    runs = [run for run in plan.runs if re.match("sweep_recall_(softmax|exp)_pm_", run)]
     recipes = [plan.settings(plan.node("pretrain", run)) for run in runs]
     said = {
         (
@@ -598,3 +600,21 @@ def test_both_readings_of_the_papers_loss_and_all_its_recipes_are_planned():
         for r in recipes
     }
     assert len(runs) == len(said) == 2 * 2 * 2 * 2 * 2
+
+
+def test_the_recipes_of_which_hedgehog_s_tables_take_the_best_are_the_papers_eight():
+    plan, of = Plan(scale="smollm2"), papers(WORKFLOW / "papers")["hedgehog"].best_of
+    paper = {(lr, decay, batch, "all") for lr in (1e-4, 1e-2) for decay in (0.0, 5e-4) for batch in (8, 32)}
+    assert of.runs.keys() == {"recall_elu", "recall_performer_code", "recall_hedgehog"}
+    for run, others in of.runs.items():
+        settings = [plan.settings(plan.node("pretrain", name)) for name in (run, *others)]
+        recipes = [s["recipe"] for s in settings]
+        of_each = zip(recipes, settings, strict=True)
+        said = [(r["lr"], r["weight_decay"], s["budget"]["batch_size"], r["learn"]) for r, s in of_each]
+        assert len(said) == 8 and set(said) == paper and said[0] == (1e-4, 0.0, 32, "all")
+        alike = [
+            {k: v for k, v in r.items() if k not in ("lr", "weight_decay", "batch_size")} for r in recipes
+        ]
+        feature = {"feature": "softmax_pm"} if run == "recall_hedgehog" else {}  # by default
+        options = [feature | s["options"] for s in settings]
+        assert all(r == alike[0] for r in alike) and all(own == options[0] for own in options), run

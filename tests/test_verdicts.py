@@ -16,6 +16,7 @@ from relinear.core import store
 from relinear.draw import About
 from relinear.draw.claims import BY_CHANCE, UNTESTED, Value, judge, value_of
 from relinear.draw.drawing import make
+from relinear.draw.drawing import verdicts as judged_alone
 from relinear.draw.quote import lines_of as rows_of
 from relinear.draw.spreads import COLUMNS, SPREADS, Of, Spreads, committed
 from relinear.draw.stated import BY_ITEMS, BY_TRAININGS, Stated, stated
@@ -322,7 +323,7 @@ COSTS = {
                 "claims": [CLAIM | {"one_of": "one of eight"}],
             },
             "claim 'Lizard beats T2R': `one_of` asks how good a better recipe could be, and the best of 'acc'"
-            " is not known; possible: `recipe`, or a metric of acc, acc_norm, accuracy, ",
+            " is not known; possible: `recipe`, `best_of` in paper.yaml, or a metric of acc, acc_norm, ",
         ),
         ({"claims": [CLAIM | {"untrained": "nobody"}]}, "no row 'nobody'; have lizard, t2r, teacher"),
         (
@@ -549,8 +550,141 @@ def test_of_one_recipe_of_several_that_verdict_stands_which_a_better_recipe_coul
         assert judge(solves, look, best=lambda _: 100.0).verdict == of_solves
         assert (found := judge(fails, look, best=lambda _: 100.0)).verdict == of_fails
     assert "a better one could turn this" in found.reason
-    with pytest.raises(ValueError, match="no best known of 'ar'"):
-        judge(fails, look)
+    assert judge(fails, look, best=lambda _: 100.0, settled=lambda _: True).verdict == "reproduced"
+    unknown = judge(fails, look)
+    assert unknown.verdict == UNTESTED and "the best for a is not known" in unknown.reason
+
+
+ENTROPY = {"name": "nats", "measure": "entropy", "metric": "entropy"}
+SPIKIER = {
+    "claim": "a is spikier than b",
+    "source": "section 1",
+    "left": "a",
+    "right": "b",
+    "column": "nats",
+    "op": "<",
+    "one_of": "the best of three",
+}
+OF_THREE = {
+    "measure": "recall",
+    "metric": "accuracy",
+    "solved": 0.99,
+    "not_at": ["mini"],
+    "runs": {"a": ["a_2", "a_3"]},
+}
+SHAPES = {
+    "table": {"columns": [ENTROPY], "rows": [{"run": "a"}, {"run": "b"}]},
+    "maps": {"draw": "attention_maps", "measure": "entropy", "runs": {"A": "a", "B": "b"}},
+}
+
+
+def of_recipes(tmp_path, shape, numbers, seeds=True):
+    """The verdict on a claim about the entropy of runs whose paper takes the best of three; `numbers`: run ->
+    its accuracy and its entropy, None for what was not measured."""
+    column = {"column": "entropy"} if shape == "maps" else {}
+    path = paper(tmp_path, claims=[SPIKIER | column], seeds=seeds, **SHAPES[shape])
+    (path.parent / "paper.yaml").write_text(f"title: A paper\nbest_of: {json.dumps(OF_THREE)}\n")
+    measured = {}
+    for run, (accuracy, entropy) in numbers.items():
+        facts = {"method": run[0], "tokens": {"pretrain": 4096}}
+        for measure, metric, value, of in (
+            ("recall", "accuracy", accuracy, "recall"),
+            ("entropy", "entropy", entropy, "attention"),
+            ("gate", "passed", 1.0, "gate"),
+        ):
+            if value is not None:
+                measured[run, measure] = measurement(
+                    run, measure, reading(metric, value, 0.01, 100, of), **facts
+                )
+    rows = [(method, "entropy", "entropy", "absolute", "0.05", "9", "r") for method in "ab"]
+    spreads = Spreads([dict(zip(COLUMNS, row, strict=True)) for row in rows])
+    [file] = judged_alone(read(path), measured, About("mini", spreads=spreads), tmp_path / "out")
+    [row] = rows_of(file)
+    return row
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(
+    ("numbers", "verdict", "says"),
+    [
+        # one recipe, with which a fails
+        ({"a": (0.2, 3.0), "b": (1.0, 2.0)}, UNTESTED, "the best for a is not known"),
+        # one recipe, with which it solves the task
+        ({"a": (0.99, 1.0), "b": (1.0, 2.0)}, "reproduced", "a solves the task"),
+        ({"a": (0.99, 3.0), "b": (1.0, 2.0)}, "contradicted", "b solves the task"),
+        # but b does not
+        ({"a": (1.0, 1.0), "b": (0.98, 2.0)}, UNTESTED, "the best for b is not known"),
+        # nor does its second training
+        (
+            {"a": (1.0, 1.0), "b": (1.0, 2.0), "b-seed1": (0.98, 2.0)},
+            UNTESTED,
+            "the best for b is not known",
+        ),
+        # two recipes of three
+        ({"a": (0.2, 3.0), "a_2": (0.5, 1.0), "b": (1.0, 2.0)}, UNTESTED, "the best for a is not known"),
+        # all three: the second is the best, whether it keeps the claim or not
+        (
+            {"a": (0.2, 3.0), "a_2": (0.5, 1.0), "a_3": (0.3, 3.0), "b": (1.0, 2.0)},
+            "reproduced",
+            "a is the best of 3 recipes, a_2",
+        ),
+        (
+            {"a": (0.2, 1.0), "a_2": (0.5, 3.0), "a_3": (0.3, 1.0), "b": (1.0, 2.0)},
+            "contradicted",
+            "a is the best of 3 recipes, a_2",
+        ),
+        # the first is as good as the second
+        (
+            {"a": (0.5, 1.0), "a_2": (0.5, 3.0), "a_3": (0.3, 3.0), "b": (1.0, 2.0)},
+            "reproduced",
+            "a is the best of 3 recipes, a;",
+        ),
+        # the entropy of the best is not measured
+        (
+            {"a": (0.2, 1.0), "a_2": (0.5, None), "a_3": (0.3, 1.0), "b": (1.0, 2.0)},
+            UNTESTED,
+            "the best for a is not known, or not measured",
+        ),
+    ],
+)
+def test_a_metric_without_a_best_is_judged_of_the_best_recipe_or_of_one_that_ties_with_it(
+    tmp_path, shape, numbers, verdict, says
+):
+    found = of_recipes(tmp_path, shape, numbers)
+    assert found["verdict"] == verdict and says in f"{found['reason']};", found["reason"]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_best_recipe_has_its_own_further_trainings_and_a_figure_s_claims_their_mean(tmp_path, shape):
+    numbers = {
+        "a": (0.2, 9.0),
+        "a-seed1": (0.2, 9.0),
+        "a_2": (0.5, 1.0),
+        "a_2-seed1": (0.5, 1.2),
+        "a_3": (0.3, 9.0),
+        "b": (1.0, 3.0),
+        "b-seed1": (1.0, 3.2),
+    }
+    found = of_recipes(tmp_path, shape, numbers)
+    assert (found["verdict"], found["trainings"]) == ("reproduced", "2 and 2"), found
+    assert "difference -2.00 ± 0.14" in found["reason"]
+    assert float(found["error_training"]) == pytest.approx(math.hypot(0.1, 0.1), rel=1e-3)
+    alone = of_recipes(tmp_path, shape, numbers, seeds=False)
+    assert alone["trainings"] == "1 and 1" and "difference -2.00 ± 0.07" in alone["reason"]
+
+
+def test_other_recipes_are_needed_where_a_scale_trains_them_and_drawn_nowhere(tmp_path):
+    path = paper(tmp_path, claims=[SPIKIER], **SHAPES["table"])
+    (path.parent / "paper.yaml").write_text(f"title: A paper\nbest_of: {json.dumps(OF_THREE)}\n")
+    spec = read(path).spec
+    own = [(run, measure) for run in "ab" for measure in ("entropy", "gate")]
+    scores = [("a", "recall"), ("b", "recall")]
+    others = {(run, measure) for run in ("a_2", "a_3") for measure in ("entropy", "gate", "recall")}
+    assert spec.draws("smollm2") == spec.draws("mini") == own
+    assert spec.reads("mini") == own + scores
+    assert set(spec.reads("smollm2")) == {*own, *scores} | others
+    judged_by_none = paper(tmp_path, claims=[], **SHAPES["table"])
+    assert read(judged_by_none).spec.reads() == own
 
 
 @pytest.mark.parametrize(

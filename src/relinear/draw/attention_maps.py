@@ -5,7 +5,8 @@ Or the weights of several runs side by side, each in the head that its measureme
 of one text.
 """
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,6 +20,7 @@ from matplotlib.ticker import MaxNLocator
 from relinear.draw import About, Measurements
 from relinear.draw.claims import Value, judge_claim, trained, value_of
 from relinear.draw.drawing import Drawn
+from relinear.draw.frame import over_trainings
 from relinear.draw.pictures import page, saving
 from relinear.draw.provenance import Origin
 from relinear.draw.render import NOT_RUN
@@ -26,6 +28,7 @@ from relinear.draw.weights import Pairs, per_head, read_points, read_weights
 from relinear.plan.claims import Point
 from relinear.plan.figures import AttentionMaps
 from relinear.plan.measured import Measured
+from relinear.plan.names import split
 from relinear.plan.specs import Artefact
 
 TINY = float(np.finfo(np.float32).tiny)
@@ -51,27 +54,50 @@ def drawn(artefact: Artefact, measured: Measurements, about: About) -> Drawn:
     for heads without distances.
     """
     spec: AttentionMaps | Any = artefact.spec
-    runs = {run: measured.get((run, measure)) for run, measure in spec.reads()}
+    runs = {run: measured.get((run, measure)) for run, measure in spec.draws()}
+    trainings = {run: [runs[run]] for run in runs}
+    for run, measure in spec.draws() if spec.seeds else ():
+        further = (m for (name, of), m in measured.items() if of == measure and split(name)[0] == run != name)
+        trainings[run] += filter(None, further)
     shown = ("weights", *DISTANCES) if spec.run else ("map",) if spec.places else spec.rows
     cells: dict[str, dict[str, Origin]] = {
         run: dict.fromkeys(shown, found and found.source.file) for run, found in runs.items()
     }
 
     def look(point: Point) -> Value | str:
-        found = runs[point.row]
-        reading = found and found.find(point.column or "", "attention", point.at or None)
-        return value_of(
-            found, reading, " at ".join(filter(None, (point.row, point.place))), point.column or ""
+        name, column = " at ".join(filter(None, (point.row, point.place))), point.column or ""
+        return _over_trainings(
+            [
+                value_of(found, found and found.find(column, "attention", point.at or None), name, column)
+                for found in trainings[point.row]
+            ]
         )
 
-    judge = partial(
-        judge_claim, artefact, about, look, trained({run: m.facts for run, m in runs.items() if m})
-    )
+    tokens: dict[str, int] = {}  # of the training of each run that had fewest
+    for run, found in trainings.items():
+        if had := [n for m in found if m for n in trained({run: m.facts}).values()]:
+            tokens[run] = min(had)
+    judge = partial(judge_claim, artefact, about, look, tokens)
     return Drawn(
         saving(artefact, lambda: _figure(spec, runs, about)),
         judge,
         cells,
-        [found.source for found in runs.values() if found],
+        list(dict.fromkeys(m.source for found in trainings.values() for m in found if m)),
+    )
+
+
+def _over_trainings(values: Sequence[Value | str]) -> Value | str:
+    """The mean of a number over the trainings of a run, or why one of them has none to judge by."""
+    if why := next((value for value in values if isinstance(value, str)), None):
+        return why
+    first, *more = values
+    if not more:
+        return first
+    value, stderr, n, sd = over_trainings([v.value for v in values], [v.stderr for v in values], first.n)
+    apart = sd / math.sqrt(len(values))
+    freedom = len(values) - 1.0 if apart else math.inf
+    return Value(
+        value, stderr, first.name, apart=apart, freedom=freedom, n=n, trainings=len(values), of=first.of
     )
 
 
@@ -82,7 +108,7 @@ def _figure(spec: AttentionMaps, runs: Mapping[str, Measured | None], about: Abo
             runs[spec.run], (title, f"run {spec.run}, {about.where()}", about.demonstration)
         )
     data = ", ".join(
-        dict.fromkeys(about.data[measure] for _, measure in spec.reads() if measure in about.data)
+        dict.fromkeys(about.data[measure] for _, measure in spec.draws() if measure in about.data)
     )
     titles = (title, " on ".join(filter(None, (about.where(), data))), about.demonstration)
     first = [(spec.softmax, next(filter(None, runs.values()), None), 0)] if spec.softmax else []

@@ -132,6 +132,7 @@ def judge(
     unlike: str = "",
     spreads: Spreads = UNASKED,
     best: Callable[[Point], float | None] = lambda _: None,
+    settled: Callable[[Point], bool] = lambda _: False,
     stated: str = "",
 ) -> Judgement:
     """Judge a claim by the numbers at its points.
@@ -145,8 +146,8 @@ def judge(
 
     `remark` stands beside the numbers. `unlike` says how our training differs from the paper's; there is then
     no verdict. There is none either if a precondition fails, and no reproduction if an untrained row keeps
-    the claim, too. `best`: point -> the best value of its metric, which a better recipe could reach. `stated`
-    is said behind the reason.
+    the claim, too. `best`: point -> the best value of its metric, which a better recipe could reach;
+    `settled`: whether no recipe is better than the point's. `stated` is said behind the reason.
     """
     published = f"; published {claim.published}" if claim.published else ""
     found = [_named(claim, point, look(point)) for point in claim.points]
@@ -174,9 +175,14 @@ def judge(
     reasons = [nothing_to_judge, unlike, *_missed(claim, look), *alone]
     if judged.verdict == "reproduced":
         reasons.append(_kept_untrained(claim, look))
-    if judged.verdict != UNTESTED and any(
+    moving = [i for i, point in enumerate(claim.points[:2]) if point in claim.recipes and not settled(point)]
+    bounds = {i: best(claim.points[i]) for i in moving}
+    if None in bounds.values():
+        others = " and ".join(values[i].name for i in moving if bounds[i] is None)
+        reasons.append(f"other recipe: {claim.one_of}; the best for {others} is not known, or not measured")
+    elif judged.verdict != UNTESTED and any(
         compare(claim, better, better, column, "", "").verdict != judged.verdict
-        for better in _by_better_recipes(claim, lent, best)
+        for better in _by_better_recipes(lent, bounds)
     ):
         reasons.append(f"other recipe: {claim.one_of}, and a better one could turn this")
     if against := "; ".join(filter(None, reasons)):
@@ -184,21 +190,16 @@ def judge(
     return judged._replace(reason="; ".join(filter(None, (judged.reason, stated))))
 
 
-def _by_better_recipes(
-    claim: Claim, values: list[Value], best: Callable[[Point], float | None]
-) -> Iterator[list[Value]]:
-    """The numbers of a claim with one trained side, or both, at the best that its metric has.
+def _by_better_recipes(values: list[Value], bounds: Mapping[int, float | None]) -> Iterator[list[Value]]:
+    """The numbers of a claim with one of the sides in `bounds`, or both, at the best that its metric has.
 
     Comparisons are monotonic in either side. So a verdict that stands there and at what was measured stands
     for all that better recipes could reach.
     """
-    moving = [i for i, point in enumerate(claim.points[:2]) if point in claim.recipes]
-    for i in range(1, 2 ** len(moving)):
+    for i in range(1, 2 ** len(bounds)):
         reached = list(values)
-        for place in (place for bit, place in enumerate(moving) if i >> bit & 1):
-            if (bound := best(claim.points[place])) is None:
-                raise ValueError(f"claim {claim.claim!r}: no best known of {claim.points[place].column!r}")
-            reached[place] = Value(bound, 0.0, values[place].name)
+        for place in (place for bit, place in enumerate(bounds) if i >> bit & 1):
+            reached[place] = Value(bounds[place] or 0.0, 0.0, values[place].name)
         yield reached
 
 
@@ -269,8 +270,15 @@ def judge_claim(
     spec = artefact.spec
     asked = artefact.forms.get(claim.paper or artefact.paper, {})
 
+    def settled(point: Point) -> bool:
+        run = spec.run_of(point)
+        return run in about.best or (run in about.solved and spec.best(point) is None)
+
     def judged(claim: Claim) -> Judgement:
         forms = about.forms if of_scale else {}
+        stated = [*_recipes_told(claim, spec, about)]
+        if not claim.ours:
+            stated.append(dose_by_parameter(claim, tokens, spec, forms))
         found = judge(
             spec.floored(claim),
             look,
@@ -279,12 +287,25 @@ def judge_claim(
             "" if claim.ours else unlike(claim, tokens, spec, asked, forms),
             about.spreads,
             best=spec.best,
-            stated="" if claim.ours else dose_by_parameter(claim, tokens, spec, forms),
+            settled=settled,
+            stated="; ".join(filter(None, stated)),
         )
         return found._replace(compared=compared(claim, spec))
 
     first, other = judged(claim), claim.by_other_form
     return first if other is None else _of_forms(first, judged(other), claim.either)
+
+
+def _recipes_told(claim: Claim, spec: Spec, about: About) -> Iterator[str]:
+    """Of each side that is of one recipe: that it is the best of how many, or, in a metric without a known
+    best, that it solves the task."""
+    for point in claim.recipes:
+        run = spec.run_of(point) or ""
+        if run in about.best:
+            n = len(spec.best_of.runs[run]) + 1 if spec.best_of else 1
+            yield f"{point.row} is the best of {n} recipes, {about.best[run]}"
+        elif run in about.solved and spec.best(point) is None:
+            yield f"{point.row} solves the task, and so ties with the best recipe"
 
 
 def _of_forms(first: Judgement, second: Judgement, either: Mapping[str, str]) -> Judgement:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from relinear.draw import About, Measurements
 from relinear.draw.claims import Judgement, write_claims
 from relinear.draw.provenance import Origin, write_provenance
+from relinear.draw.recipes import by_best_recipe
 from relinear.errors import UserError
 from relinear.plan.claims import Claim
 from relinear.plan.measured import Source
@@ -70,4 +71,4 @@ def _drawn(artefact: Artefact, measured: Measurements, about: About) -> Drawn:
         for what, expected in {"run": run, "measure": measure, "scale": about.scale}.items() if found else ():
             if (got := getattr(found, what)) != expected:
                 raise ValueError(f"{found.source.file}: {what} is {got!r}, expected {expected!r}")
-    return import_module(artefact.module).drawn(artefact, measured, about)
+    return import_module(artefact.module).drawn(artefact, *by_best_recipe(artefact.spec, measured, about))

@@ -76,7 +76,7 @@ def _row(artefact: Artefact, reference: Path) -> list[str]:
 def _needs(artefact: Artefact, device: str, reference: Path) -> str:
     """What an artefact needs: its runs and the device that they were measured on, and the files of benchmarks
     with their devices."""
-    runs = list(dict.fromkeys(run for run, _ in artefact.reads()))
+    runs = list(dict.fromkeys(run for run, _ in artefact.spec.draws()))
     shown = f"{', '.join(f'`{run}`' for run in runs)}{device and '; ' + device}" if runs else ""
     return "; ".join(
         filter(
@@ -100,7 +100,7 @@ def _minutes(artefact: Artefact, reference: Path) -> tuple[str, str]:
     """The minutes of all stages behind an artefact, and their device, in the first folder in which all its
     measurements are committed."""
     for scale in _folders(reference) if artefact.reads() else ():
-        folders = [reference / scale / "runs" / run / measure for run, measure in artefact.reads(scale)]
+        folders = [reference / scale / "runs" / run / measure for run, measure in artefact.spec.draws(scale)]
         if all(map(store.has, folders)):
             behind = records_behind(folders, reference / scale)
             devices = {record.get("hardware", {}).get("device", "cpu") for record in behind}

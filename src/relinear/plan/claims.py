@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
 
 from relinear.plan.bounds import BEST
 from relinear.plan.strict import Strict
@@ -19,6 +19,22 @@ OURS = "our question"  # the `source` of a claim that no paper makes
 # the measure that says whether a run's parallel and recurrent forms agree; claims on one that fails are not
 # judged
 GATE = "gate"
+
+
+class BestOf(Strict):
+    """The recipes of which a paper takes the best, for runs that have one of them.
+
+    `runs`: run -> the runs of its other recipes. The best has the largest reading of `metric` in `measure`.
+    Where all of a run's recipes are measured, the run's numbers are those of the best. `solved`: the reading
+    from which the task counts as solved; a run then ties with its best recipe. `not_at`: scales that train
+    the one recipe alone.
+    """
+
+    measure: str
+    metric: str
+    solved: float
+    runs: dict[str, Annotated[tuple[str, ...], Field(min_length=1)]]
+    not_at: tuple[str, ...] = ()
 
 
 class Misprint(Strict):
@@ -114,8 +130,10 @@ class Claim(Strict):
     size; doses are then compared in tokens a parameter. `recipe`: what else in our training differs from the
     paper's; then there is no verdict either. `one_of`: of which recipes the paper takes the best, if ours is
     one of them; a verdict then stands only if it also holds with either side, and with both, at the best
-    value that the metric has (`relinear.plan.bounds`). `either`: rows by another form of the method that the
-    paper states, too ({hedgehog: hedgehog_exp}); the claim is contradicted only if both forms contradict it,
+    value that the metric has (`relinear.plan.bounds`). A side whose recipes are all measured (`BestOf`) has
+    the best's numbers and is held to nothing more. If no best of the metric is known, there is a verdict only
+    if each other side solves the task. `either`: rows by another form of the method that the paper states,
+    too ({hedgehog: hedgehog_exp}); the claim is contradicted only if both forms contradict it,
     and reproduced if one of them does. `requires`: preconditions. `untrained`: a row on which nothing was
     trained; if the claim holds for that row in place of `left`, too, it is not reproduced. `proxy`: the
     number that the paper prints, if ours is another number; the claim is then a question of ours.
@@ -263,6 +281,16 @@ class Spec(Strict):
     misprints: tuple[Misprint, ...] = ()
     not_run: str = ""
     objection: str = ""
+    _best_of: BestOf | None = PrivateAttr(default=None)
+
+    @property
+    def best_of(self) -> BestOf | None:
+        """The recipes of which its paper takes the best; None if no claim here is of one of them."""
+        return self._best_of if any(claim.one_of for claim in self.claims) else None
+
+    def take_best(self, of: BestOf | None) -> None:
+        """Set the recipes of which its paper takes the best (`best_of` in paper.yaml)."""
+        self._best_of = of
 
     @property
     def made(self) -> tuple[str, ...]:
@@ -283,6 +311,21 @@ class Spec(Strict):
         raise NotImplementedError
 
     def reads(self, scale: str | None = None) -> list[Read]:
+        """The measurements that it needs: those that it draws, and those of other recipes of these runs."""
+        drawn, of = self.draws(scale), self.best_of
+        if of is None:
+            return drawn
+        judged = {self.run_of(point) for claim in self.claims for point in claim.recipes}
+        scores = [(run, of.measure) for run, _ in drawn if run in judged]
+        others = [
+            (other, measure)
+            for run, measure in (*drawn, *scores)
+            if scale not in of.not_at
+            for other in of.runs.get(run, ())
+        ]
+        return list(dict.fromkeys([*drawn, *scores, *others]))
+
+    def draws(self, scale: str | None = None) -> list[Read]:
         """The measurements that it draws: pairs of a run and a measure."""
         measures = lambda place: (place.measure, *[GATE] * self.gated)  # noqa: E731
         return list(
@@ -349,11 +392,12 @@ class Spec(Strict):
                 where = f"claim {claim.claim!r}"
                 known(self.called, point.row, self.names(), where)
                 self.check_place(point, where)
-            if unbound := [point.column for point in claim.recipes if self.best(point) is None]:
+            unbound = [point.column for point in claim.recipes if self.best(point) is None]
+            if unbound and self.best_of is None:
                 raise ValueError(
                     f"claim {claim.claim!r}: `one_of` asks how good a better recipe could be, and the best of"
-                    f" {unbound[0]!r} is not known; possible: `recipe`, or a metric of"
-                    f" {', '.join(sorted(BEST))}"
+                    f" {unbound[0]!r} is not known; possible: `recipe`, `best_of` in paper.yaml, or a metric"
+                    f" of {', '.join(sorted(BEST))}"
                 )
             grows = claim.right is not None and claim.right.row == claim.left.row
             if claim.full(claim.left).column in COSTS and not (

@@ -237,7 +237,8 @@ class AttentionMaps(Spec):
     With a `run`: softmax and linear weights side by side, and their distances by layer and head. With `runs`
     (title -> run) and `places` ((layer, head), as the measurement numbers them): a column a run, a row a
     place. With `runs` alone: a column a run, in the head that the measurement kept, and `rows`. `softmax`:
-    the title of a first column, softmax attention's weights.
+    the title of a first column, softmax attention's weights. `seeds`: claims are judged by the means over the
+    trainings of each run, of which the first is drawn.
 
     Rows: `map`, all weights; `query`, the weights of the last query; `points`, weights against scores q.k;
     `scores`, the histogram of scores; `relative`, weights over their query's largest against scores less the
@@ -255,6 +256,7 @@ class AttentionMaps(Spec):
     places: tuple[tuple[int, int], ...] = ()
     softmax: str | None = None
     measure: str = "fidelity"
+    seeds: bool = False
     caption: tuple[str, ...] = ()
 
     @property

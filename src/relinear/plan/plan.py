@@ -377,7 +377,7 @@ class Plan:
 
         Raises ConfigError, which names the spec, for a run or measure that does not exist.
         """
-        found = {}
+        found, drawn = {}, {run for run, _ in artefact.spec.draws(self.scale)}
         for run, measure in artefact.reads(self.scale):
             if measure in self.config.without:
                 continue
@@ -386,7 +386,7 @@ class Plan:
                 if isinstance(artefact.spec, Table) and self._undefined(node):
                     continue
                 found[run, measure] = node
-                if artefact.seeds and not of_shape(self.measures[measure]):
+                if artefact.seeds and run in drawn and not of_shape(self.measures[measure]):
                     found |= {(name, measure): self.measured(name, measure) for name in self.repeats(run)}
             except ConfigError as error:
                 raise ConfigError(f"{artefact.path}: {error}") from None

@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import Field
 
-from relinear.plan.claims import Read, Spec
+from relinear.plan.claims import BestOf, Read, Spec
 from relinear.plan.deviations import Deviations
 from relinear.plan.figures import AttentionMaps, Curves, Grid, Own
 from relinear.plan.forms import check_form
@@ -69,7 +69,8 @@ class Paper(Strict):
     findings.
 
     `forms`: method -> options of the method and settings of its steps that a run must have before a claim of
-    this paper is judged by it (`relinear.plan.forms`).
+    this paper is judged by it (`relinear.plan.forms`). `best_of`: the recipes of which the paper takes the
+    best.
     """
 
     title: str
@@ -79,6 +80,7 @@ class Paper(Strict):
     findings: tuple[Finding, ...] = ()
     forms: dict[str, dict[str, Any]] = {}
     untested: tuple[Untested, ...] = ()
+    best_of: BestOf | None = None
 
 
 @dataclass(frozen=True)
@@ -143,7 +145,7 @@ class Artefact:
     @property
     def seeds(self) -> bool:
         """Whether a row is the mean over several trainings."""
-        return isinstance(self.spec, Table) and self.spec.seeds
+        return isinstance(self.spec, Table | AttentionMaps) and self.spec.seeds
 
     def reads(self, scale: str | None = None) -> list[Read]:
         """The measurements it needs, as (run, measure), in order and each once; at a scale, without those
@@ -153,8 +155,9 @@ class Artefact:
     @property
     def not_at(self) -> set[str]:
         """The scales at which something of it is left out."""
-        table = self.spec if isinstance(self.spec, Table) else None
-        return {scale for part in (*table.columns, *table.lines) for scale in part.not_at} if table else set()
+        parts = (*self.spec.columns, *self.spec.lines) if isinstance(self.spec, Table) else ()
+        of = self.spec.best_of
+        return {scale for part in (*parts, *([of] if of else ())) for scale in part.not_at}
 
     def files(self) -> list[str]:
         """The input files that are no measurements of runs."""
@@ -238,6 +241,7 @@ def _read(path: Path, known: Mapping[str, Paper], added: Sequence[str] = ()) -> 
             f" {shape}, {has} file"
         )
     spec = parse(SHAPES[shape], data, where)
+    spec.take_best(known[path.parent.name].best_of)
     if isinstance(spec, Table):
         spec.put_beside(
             relabelled(published(path.parent, same_as or path.stem), base.get("label", ""), spec.label)

@@ -25,7 +25,11 @@ def figure(spec, rows, about) -> Figure:
     first, second, *_ = spec.columns
     places = [[row.cells[column.name].value for column in (first, second)] for row in rows]
     caption = correlation([tuple(xy) for xy in places if all(isinstance(value, float) for value in xy)])
-    shown = page(4.6, [f"{spec.label}: {spec.says}", about.where(), about.demonstration], caption)
+    shown = page(
+        4.6,
+        [f"{spec.label}: {spec.says}", about.where(), about.demonstration],
+        [" ".join(spec.caption), *caption],
+    )
     axis = shown.subplots()
     missing, points = [], list[tuple[str, float, float]]()
     for i, row in enumerate(rows):
