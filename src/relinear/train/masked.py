@@ -1,12 +1,12 @@
 """Masked tokens: an encoder learns to tell the tokens of a text that were hidden from it (BERT, section 3.1).
 
-Of each sequence the same number of tokens is chosen anew at each visit: of ten chosen, eight are replaced by
-the tokenizer's mask, one by any token, and one stays. What tells a token is a layer of the model's width with
-GELU and LayerNorm, then the product with the table of embeddings; the layer begins at random and is not kept.
-Weights are float32, products are computed in the scale's dtype by autocast.
+Of each sequence the same number of tokens is chosen anew at each visit, separators of documents last: of ten
+chosen, eight are replaced by the tokenizer's mask, one by any token, and one stays. What tells a token is a
+layer of the model's width with GELU and LayerNorm, then the product with the table of embeddings; the layer
+begins at random and is not kept. Weights are float32, products are computed in the scale's dtype by autocast.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,14 +19,14 @@ from transformers import PreTrainedModel
 
 from relinear.errors import UserError
 from relinear.folders import tokenizer_of
-from relinear.get.packed import Packed, micro_batches
+from relinear.get.packed import IGNORED, Packed, micro_batches
 from relinear.linearize.assemble import to_train
 from relinear.machine.hardware import memory_bytes, moved, place
 from relinear.plan.job import Job
 from relinear.train.loop import train
 from relinear.train.pretrain import WEIGHTS
 
-JUDGED = 64  # sequences at most of the held-out part that the trained model is judged by
+JUDGED = 128  # sequences at most of the held-out part that a model is judged by
 
 
 class Teller(nn.Module):
@@ -49,18 +49,36 @@ class Teller(nn.Module):
         return F.linear(told, self.encoder.get_input_embeddings().weight, self.bias)
 
 
-def masked(
-    tokens: Int64[Tensor, " T"], share: float, mask: int, vocabulary: int, seed: list[int]
-) -> tuple[Int64[Tensor, " T"], Int64[Tensor, " M"]]:
-    """A sequence with tokens hidden, and the places of those that are to be told, `round(share * T)` in rising
-    order. The same `seed` hides the same."""
-    rng = np.random.default_rng(seed)
-    at = np.sort(rng.permutation(len(tokens))[: round(share * len(tokens))])
-    fate, other = rng.random(len(at)), rng.integers(vocabulary, size=len(at))
-    told = tokens.numpy()[at]
-    shown = tokens.clone()
-    shown[torch.from_numpy(at)] = torch.from_numpy(np.where(fate < 0.8, mask, np.where(fate < 0.9, other, told)))
-    return shown, torch.from_numpy(at)
+class Hidden:
+    """A split of a text as sequences with tokens hidden.
+
+    `share`: of a sequence's tokens, those to be told. `mask`: the token that stands for a hidden one.
+    `vocabulary`: one in ten is replaced by any token below it.
+    """
+
+    def __init__(self, text: Packed, share: float, mask: int, vocabulary: int):
+        self.text, self.mask, self.vocabulary = text, mask, vocabulary
+        self.count = round(share * text.seq_len)
+
+    def sequence(
+        self, i: int, seed: Sequence[int]
+    ) -> tuple[Int64[Tensor, " T"], Int64[Tensor, " M"], Int64[Tensor, " M"]]:
+        """What the model is shown of sequence `i`, the places that it has to tell, in rising order, and what
+        stands there: IGNORED at a separator. The same `seed` hides the same."""
+        tokens, labels = (x.numpy() for x in self.text.sequence(i))
+        rng = np.random.default_rng([*seed, i])
+        order = rng.permutation(len(tokens))
+        at = np.sort(order[np.argsort(labels[order] == IGNORED, kind="stable")][: self.count])
+        fate, other = rng.random(len(at)), rng.integers(self.vocabulary, size=len(at))
+        fate = np.where(labels[at] == IGNORED, 1.0, fate)
+        shown = tokens.copy()
+        shown[at] = np.where(fate < 0.8, self.mask, np.where(fate < 0.9, other, tokens[at]))
+        return torch.from_numpy(shown), torch.from_numpy(at), torch.from_numpy(labels[at])
+
+    def batch(self, chosen: Sequence[int], seed: Sequence[int], device: str) -> tuple[Tensor, ...]:
+        """The same of several sequences, on a device: ``[B, T]``, ``[B, M]`` and ``[B, M]``."""
+        parts = zip(*(self.sequence(i, seed) for i in chosen), strict=True)
+        return tuple(moved(torch.stack(x), device) for x in parts)
 
 
 def work(job: Job) -> dict[str, Any]:
@@ -70,55 +88,71 @@ def work(job: Job) -> dict[str, Any]:
     """
     device, dtype = place(job)
     torch.manual_seed(job.seed)
-    model = Teller(to_train(job.parents["model"], job.links, torch.float32)).to(device)
-    recipe, budget = job.settings["recipe"], job.settings["budget"]
-    tokenizer = tokenizer_of(job.parents["model"])
-    if tokenizer.mask_token_id is None:
+    encoder = to_train(job.parents["model"], job.links, torch.float32)
+    mask = tokenizer_of(job.parents["model"]).mask_token_id
+    if mask is None:
         raise UserError(
             f"{job.name}: the tokenizer of {job.parents['model']} has no mask; possible: an encoder that was"
             " trained on masked tokens"
         )
-    text = Packed(job.parents["text"], "train", budget["seq_len"])
+    model = Teller(encoder).to(device)
+    metrics = fit(job, model, mask, device, dtype)
+    save_file({n: p.detach().cpu().contiguous() for n, p in encoder.named_parameters()}, job.out / WEIGHTS)
+    return metrics
+
+
+def fit(job: Job, model: Teller, mask: int, device: str, dtype: torch.dtype) -> dict[str, Any]:
+    """Train a model in place, in `dtype` by autocast. Returns the stage's metrics: beside those of every
+    training the loss and the accuracy on tokens of held-out text before it, when the layer that tells them is
+    random, and after."""
+    recipe, budget = job.settings["recipe"], job.settings["budget"]
     vocabulary = model.encoder.config.vocab_size
-    if (largest := int(text.tokens.max())) >= vocabulary:
+    splits = [Packed(job.parents["text"], split, budget["seq_len"]) for split in ("train", "heldout")]
+    if (largest := max(int(text.tokens.max()) for text in splits)) >= vocabulary:
         raise UserError(
             f"{job.name}: the text has the token {largest}; the model knows 0 to {vocabulary - 1}"
         )
-    batch, accumulate = budget["batch_size"], budget["accumulate"]
-    steps = max(budget["epochs"] * len(text) // (batch * accumulate), 1)
-    every_step = batch * accumulate * round(recipe["share"] * text.seq_len)  # tokens to tell
+    text, held = (Hidden(split, recipe["share"], mask, vocabulary) for split in splits)
+    n, batch, accumulate = len(text.text), budget["batch_size"], budget["accumulate"]
+    steps = max(budget["epochs"] * n // (batch * accumulate), 1)
+    tokens_per_step = batch * accumulate * budget["seq_len"]
     parameters = [p for p in model.parameters() if p.requires_grad]
-
-    def hidden(split: Packed, chosen, *seed: int) -> tuple[Tensor, Tensor, Tensor]:
-        whole = split.batch(chosen)[0]
-        pairs = [
-            masked(tokens, recipe["share"], tokenizer.mask_token_id, vocabulary, [job.seed, *seed, i])
-            for i, tokens in zip(chosen, whole, strict=True)
-        ]
-        shown, at = (torch.stack(x) for x in zip(*pairs, strict=True))
-        return tuple(moved(x, device) for x in (shown, at, whole.gather(1, at)))
-
-    def batches(step: int) -> Iterator[tuple[Tensor, ...]]:
-        for chosen, _ in micro_batches(
-            step, n=len(text), batch_size=batch, accumulate=accumulate, seed=job.seed
-        ):
-            yield hidden(text, chosen, step)
 
     def logits(shown: Tensor, at: Tensor) -> Tensor:
         with torch.autocast(shown.device.type, dtype, enabled=dtype != torch.float32):
-            return model(shown, at)
+            return model(shown, at).float().flatten(0, 1)
+
+    @torch.no_grad()
+    def judged(when: str) -> dict[str, float]:
+        model.eval()
+        loss = right = total = 0.0
+        chosen = range(min(len(held.text), JUDGED))
+        for first in range(0, len(chosen), batch):
+            shown, at, told = held.batch(chosen[first : first + batch], [0], device)
+            found, told = logits(shown, at), told.flatten()
+            loss += F.cross_entropy(found, told, ignore_index=IGNORED, reduction="sum").item()
+            right += (found.argmax(-1) == told).sum().item()
+            total += (told != IGNORED).sum().item()
+        model.train()
+        if not total:
+            raise UserError(f"{job.name}: the held-out text of {held.text.folder} is separators alone")
+        return {f"heldout_loss_{when}": loss / total, f"heldout_accuracy_{when}": right / total}
+
+    def batches(step: int) -> Iterator[tuple[Tensor, ...]]:
+        for chosen, _ in micro_batches(step, n=n, batch_size=batch, accumulate=accumulate, seed=job.seed):
+            yield text.batch(chosen, [job.seed, step], device)
 
     def loss(shown: Tensor, at: Tensor, told: Tensor) -> Iterator[tuple[str, Tensor]]:
-        found = logits(shown, at).float().flatten(0, 1)
-        yield "masked", F.cross_entropy(found, told.flatten(), reduction="sum") / every_step
+        found = F.cross_entropy(logits(shown, at), told.flatten(), ignore_index=IGNORED, reduction="sum")
+        yield "masked", found / (batch * accumulate * text.count)
 
-    model.train()
+    before = judged("before")
     train(
         loss,
         [(parameters, recipe["lr"])],
         batches=batches,
         steps=steps,
-        tokens_per_step=batch * accumulate * text.seq_len,
+        tokens_per_step=tokens_per_step,
         recipe=recipe,
         checkpoint=job.work / "checkpoints",
         beside=(job.history,),
@@ -128,21 +162,11 @@ def work(job: Job) -> dict[str, Any]:
         memory=lambda: memory_bytes(device),
         name=job.name,
     )
-    job.tokens = steps * batch * accumulate * text.seq_len
-    model.eval()
-    held = Packed(job.parents["text"], "heldout", text.seq_len)
-    right = total = 0
-    with torch.no_grad():
-        for i in range(min(len(held), JUDGED)):
-            shown, at, told = hidden(held, [i])
-            right += int((logits(shown, at).argmax(-1) == told).sum())
-            total += told.numel()
-    save_file(
-        {n: p.detach().cpu().contiguous() for n, p in model.encoder.named_parameters()}, job.out / WEIGHTS
-    )
+    job.tokens = steps * tokens_per_step
     return {
         **job.losses(),
-        "heldout_accuracy": right / max(total, 1),
+        **before,
+        **judged("after"),
         "steps": steps,
         "tokens": job.tokens,
         "trainable_params": sum(p.numel() for p in model.encoder.parameters() if p.requires_grad),
