@@ -82,11 +82,12 @@ over_cases = pytest.mark.parametrize("case", ABLE, ids=name)
 
 
 def teacher(family, dtype=torch.float64, **sizes):
-    """A tiny encoder from scratch. MPNet's relative bias is zero, as its family leaves it."""
+    """A tiny encoder from scratch. MPNet has no relative bias, as its family leaves it."""
     torch.manual_seed(0)
     model_class, config, own = TEACHERS[family]
     model = model_class(config(**{**own, **sizes})).to(dtype).eval()
     if family == "mpnet":
+        model.config.relative_bias = False
         torch.nn.init.zeros_(model.encoder.relative_attention_bias.weight)
     return model.requires_grad_(False)
 

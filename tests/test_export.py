@@ -1,6 +1,7 @@
 """A linearized model as a folder: transformers, peft and lm-eval load the run's model from it, or raise an
 error that names the fault."""
 
+import ast
 import json
 import os
 import re
@@ -34,7 +35,7 @@ from relinear.plan import code
 from relinear.plan.measured import load as readings
 from relinear.plan.plan import Plan
 from relinear.plan.strict import WORKFLOW
-from relinear.share import registration
+from relinear.share import _stand_ins, registration
 from relinear.share import tasks as task_folder
 from relinear.share.card import licences
 from relinear.share.export import RECORD, export
@@ -897,3 +898,16 @@ def test_a_task_that_two_measures_score_on_different_items_is_refused(plan, tmp_
     with pytest.raises(UserError, match="'few' scores piqa on .*limit=2.* another one on .*limit=4"):
         task_folder.write(Plan(scale="smoke", workflow=workflow), tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_every_shape_that_a_family_or_a_method_names_has_its_stand_in():
+    folders = (ROOT / "src/relinear" / name for name in ("families", "attention"))
+    named = {
+        alias.name
+        for folder in folders
+        for path in folder.glob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and node.module == "jaxtyping"
+        for alias in node.names
+    }
+    assert {"Float", "Int64"} <= named <= set(vars(_stand_ins))

@@ -168,6 +168,8 @@ def _loss(stage: str | None, recipe: Mapping[str, Any]) -> str:
     """The loss of a step that is no transfer."""
     if stage == "classify":
         return "the label"
+    if stage == "masked":
+        return "the hidden tokens"
     return "the answer alone" if recipe.get("learn") == "last" else "every next token"
 
 

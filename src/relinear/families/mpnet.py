@@ -1,8 +1,9 @@
 """MPNet: BERT under other names, but for a bias that its relative positions add to the scores of all layers.
 
-A map of q and k cannot express that bias, so it is zeroed when a model is opened: teacher and student then
-see q.k alone, as in BERT. It is another model than the one that was trained, and tables that stand on it must
-say so.
+A map of q and k cannot express that bias, so a model is opened without it: teacher and student then see q.k
+alone, as in BERT. Its configuration says so (`relative_bias: false`), so that no training brings the bias
+back. It is another model than the one that was trained: `altered` in models.yaml, and the stage `masked`
+trains it on.
 """
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 from transformers import MPNetModel
 from transformers.models.mpnet.modeling_mpnet import MPNetEncoder
 
+from relinear.errors import UserError
 from relinear.families import _family
 from relinear.families._layer import EncoderAttention, Layout
 
@@ -20,11 +22,14 @@ def position_bias(
     x: Float[Tensor, "B T C"],
     position_ids: Int64[Tensor, "B T"] | None = None,
     num_buckets: int = 32,
-) -> Float[Tensor, "B H T T"]:
-    """The bias of relative positions, as transformers computes it, but on the device of `x` throughout.
+) -> Float[Tensor, "B H T T"] | None:
+    """The bias of relative positions, as transformers computes it, but on the device of `x` throughout; None
+    of a model that is opened here, which has none.
 
     transformers 5.17 copies a table from main memory in each pass, which no CUDA graph can record.
     """
+    if not getattr(self.config, "relative_bias", True):
+        return None
     at = torch.arange(x.size(1), device=x.device)[None] if position_ids is None else position_ids
     buckets = self.relative_position_bucket(at[:, None, :] - at[:, :, None], num_buckets=num_buckets)
     return (
@@ -40,6 +45,16 @@ class MPNetAttention(EncoderAttention):
 
     PARTS = ("q", "k", "v", "o")
 
+    def forward(self, hidden_states, attention_mask=None, position_bias=None, **kwargs):
+        """As any encoder's. Raises UserError where the model has a bias that the method would leave out."""
+        if position_bias is not None:
+            raise UserError(
+                "this MPNet adds a bias of relative positions to its scores, which a map of q and k cannot"
+                " express; possible: a model of the stage `model`, or config.relative_bias = False before it"
+                " is linearized, which leaves the bias out of both"
+            )
+        return super().forward(hidden_states, attention_mask=attention_mask)
+
     def project(self, x):
         """q, k and v of the layer's input, each `[B, T, H, D]`."""
         return tuple(p(x).unflatten(-1, (-1, self.method.heads.dim)) for p in (self.q, self.k, self.v))
@@ -50,7 +65,7 @@ class MPNetAttention(EncoderAttention):
 
 
 class Family(_family.Family):
-    """MPNet: BERT under other names, its bias of relative positions zeroed."""
+    """MPNet: BERT under other names, without its bias of relative positions."""
 
     opening = "_encoders"
     layouts = {MPNetModel: Layout("encoder.layer", "attention.attn", MPNetAttention)}
@@ -61,8 +76,10 @@ class Family(_family.Family):
         return model.config.max_position_embeddings - model.embeddings.padding_idx - 1
 
     def open(self, folders, dtype):
-        """Model and tokenizer, the relative position bias set to zero: linear attention has none."""
+        """Model and tokenizer, the bias of relative positions left out, and zero where others read the
+        weights: linear attention has none."""
         model, tokenizer = super().open(folders, dtype)
+        model.config.relative_bias = False
         with torch.no_grad():
             model.encoder.relative_attention_bias.weight.zero_()
         return model, tokenizer

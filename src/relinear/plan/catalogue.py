@@ -253,11 +253,12 @@ def _check_after(name: str, run: Run, runs: dict[str, Run]) -> None:
                 f"run {seen[-1]!r} comes after {run.after!r}, but {base!r} has no step {step!r}; it has"
                 f" {have}"
             )
-        if step and runs[base].recipes[step].get("if_random"):
-            raise ConfigError(
-                f"run {seen[-1]!r} comes after {run.after!r}, a step that a pretrained model leaves out;"
-                f" possible: after {base!r}"
-            )
+        for condition, who in (("if_random", "a pretrained model"), ("if_altered", "a whole model")):
+            if step and runs[base].recipes[step].get(condition):
+                raise ConfigError(
+                    f"run {seen[-1]!r} comes after {run.after!r}, a step that {who} leaves out;"
+                    f" possible: after {base!r}"
+                )
         if runs[base].model != run.model:
             raise ConfigError(
                 f"run {seen[-1]!r} has the model {run.model!r}, but comes after {base!r} of"

@@ -24,6 +24,7 @@ class Model(Strict):
     # the one data set whose vocabulary it has; it reads that data set in the place of every text
     data: str | None = None
     causal: bool = True  # a token sees those before it only; false: an encoder
+    altered: bool = False  # its family leaves out a part that it was trained with (families/mpnet.py)
     dtype: Literal[DTYPES] = "bfloat16"  # of its weights as they are saved, and read by everything else
     # source -> the tokens of its vocabulary that the source holds to train on, where they were counted
     unique: dict[str, Positive] = {}
@@ -76,11 +77,13 @@ class Run(Strict):
         return {k: v for k, v in self.options.items() if k != KEEP}
 
     def of(self, model: Model) -> "Run":
-        """The run as it begins with a model: a pretrained one has the steps `if_random` behind it."""
-        left = (
-            self.steps
-            if model.init == "random"
-            else tuple(s for s in self.steps if not any(given.get("if_random") for given in s.values()))
+        """The run as it begins with a model: a pretrained one has the steps `if_random` behind it, and one
+        with all its parts needs no step `if_altered`."""
+        needed = {"if_random": model.init == "random", "if_altered": model.altered}
+        left = tuple(
+            step
+            for step in self.steps
+            if all(needed[name] for given in step.values() for name in needed if given.get(name))
         )
         return self.model_copy(update={"steps": left})
 

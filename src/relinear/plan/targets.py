@@ -17,6 +17,7 @@ EXAMPLES = {
     "finetune": "lizard",
     "classify": "cola_softmax",
     "pretrain": "recall_softmax",
+    "masked": "encoder",
 }
 MEASURE = "measure"
 HEADLINE = "comparison_table2"

@@ -33,4 +33,4 @@ class Float:
         return cls
 
 
-Bool = Int = Float
+Bool = Int = Int64 = Float

@@ -50,7 +50,7 @@ class Recipe(Strict):
 OF_BUDGET = ("epochs", "seq_len", "batch_size", "accumulate")
 RATES = ("lr", "method_lr")  # fields of a recipe that are learning rates
 # fields of a recipe that its text, its budget and the plan say
-ELSEWHERE = {"data", "dose", "if_random", *OF_BUDGET}
+ELSEWHERE = {"data", "dose", "if_random", "if_altered", *OF_BUDGET}
 
 
 def effective(recipe: dict[str, Any], budget: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -20,7 +20,10 @@ class Stage(_stage.Stage):
         # Keys are of before weights had other dtypes than the usual one.
         usual = {"dtype"} if model.dtype == type(model).model_fields["dtype"].default else set()
         return Work(
-            settings={"model": model.model_dump(mode="json", exclude={"unique", *usual}), "seed": scale.seed},
+            settings={
+                "model": model.model_dump(mode="json", exclude={"unique", "altered", *usual}),
+                "seed": scale.seed,
+            },
             module="relinear.get.picture_model" if scale.sees(entry.node.name) else self.work,
             reaches=(f"relinear.families.{model.family}",),
             assets=model.assets,
