@@ -1,5 +1,6 @@
 """Masked tokens: what is hidden, an encoder that learns to tell it, and the runs that begin with one."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -7,10 +8,14 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from conftest import made
 from safetensors.torch import load_file
+from test_stage import Mirror
 from transformers import MPNetConfig, MPNetModel
 
+from relinear import load_run
 from relinear.errors import UserError
+from relinear.families import bert
 from relinear.families.bert import byte_tokenizer
 from relinear.get.model import save_model
 from relinear.get.packed import IGNORED, Packed
@@ -20,6 +25,7 @@ from relinear.plan.job import Job, Link
 from relinear.plan.plan import Plan
 from relinear.plan.strict import ConfigError
 from relinear.stages._stage import Node
+from relinear.tracking import live as tracking
 from relinear.train.masked import Hidden, work
 
 LENGTH, SEQUENCES = 32, 48
@@ -238,12 +244,12 @@ def planned(tmp_path):
     models["tiny-bert"]["altered"] = True
     (workflow / "models.yaml").write_text(yaml.safe_dump(models))
 
-    def planned(**runs) -> Plan:
+    def planned(results=tmp_path / "results", **runs) -> Plan:
         paper = workflow / "papers" / "added"
         paper.mkdir()
         (paper / "paper.yaml").write_text("title: Runs of a test\n")
         (paper / "runs.yaml").write_text(yaml.safe_dump(runs))
-        return Plan(scale="smoke", workflow=workflow)
+        return Plan(scale="smoke", workflow=workflow, results=results)
 
     return planned
 
@@ -285,3 +291,27 @@ def test_a_step_for_altered_models_alone_is_there_for_one(planned):
     plan = planned(a=masked(if_altered=True), b={"model": "bert-base", "after": "a", "method": "hedgehog"})
     assert behind(plan, "b") == [Node("masked", "a")]
     assert plan.settings(plan.node("masked", "a"))["budget"]["seq_len"] == 256, "its data's own length"
+
+
+def test_what_comes_after_it_begins_with_its_weights(planned, monkeypatch):
+    def with_mask():
+        tokenizer = byte_tokenizer()
+        tokenizer.add_special_tokens({"mask_token": "[MASK]"})
+        return tokenizer
+
+    monkeypatch.setattr(bert, "byte_tokenizer", with_mask)
+    monkeypatch.setattr(tracking, "Tracker", Mirror)
+    plan = planned(
+        a=masked(data="story-pieces", if_altered=True),
+        b={"model": "bert-base", "after": "a", "method": "hedgehog"},
+    )
+    made(plan, "measure b gate")
+    folder = plan.folder(plan.node("masked", "a"))
+    metrics = json.loads((folder / "metrics.json").read_text())
+    assert metrics["heldout_loss_after"] < metrics["heldout_loss_before"]
+    trained, student = load_file(folder / "model.safetensors"), load_run(plan.root / "runs/b")
+    begun = load_file(plan.folder(plan.node("model", "tiny-bert")) / "model.safetensors")
+    word = "embeddings.word_embeddings.weight"
+    assert torch.equal(student.get_parameter(word), trained[word]) and not torch.equal(
+        trained[word], begun[word]
+    )
