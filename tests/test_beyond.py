@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from test_compiled import Stop
 from test_finetune import LENGTH, inputs, job  # noqa: F401
 from test_laws import one_layer
-from test_state_bytes import SMOLLM2, layer
+from test_state_bytes import QWEN, SMOLLM2, layer
 
 from relinear import linearize
 from relinear.attention import load, options
@@ -20,7 +20,10 @@ from relinear.get.packed import Packed, batch_indices
 from relinear.linearize.assemble import assemble
 from relinear.measure.state_bytes import state_bytes
 from relinear.plan.catalogue import read_models, read_runs
+from relinear.plan.held import Holds, positions
 from relinear.plan.job import Job, Link
+from relinear.plan.plan import Plan
+from relinear.plan.strict import ConfigError
 from relinear.stages import _training
 from relinear.stages.distill import Options as DistillOptions
 from relinear.stages.finetune import Options
@@ -205,6 +208,46 @@ def test_every_arm_holds_the_bytes_that_it_is_compared_at(name):
         size = layers * state_bytes(layer(run.method, given, SMOLLM2), 1)
     positions = 128 if any(f"_{w}" in name for w in (57, 124)) else 256
     assert size == layers * positions * 2 * 2 * SMOLLM2.groups * SMOLLM2.dim
+
+
+GIVEN = {"window": 20, "sinks": 3}
+
+
+@pytest.mark.parametrize("heads", [SMOLLM2, QWEN], ids=["smollm2", "qwen"])
+@pytest.mark.parametrize(
+    ("method", "more"),
+    [
+        ("window", {}),
+        ("delta", {}),
+        ("delta", {"state_per": "query_head"}),
+        ("delta", {"state_dtype": "bfloat16"}),
+        ("delta", {"conv": False}),
+    ],
+)
+def test_what_a_run_holds_is_known_before_torch(method, more, heads):
+    at = Holds(positions=1, heads=heads.heads, groups=heads.groups, dim=heads.dim)
+    size = state_bytes(layer(method, GIVEN | more, heads), 1)
+    run = RUNS["frontier_window_252"].model_copy(update={"method": method, "options": GIVEN | more})
+    assert positions(run, at) * 2 * 2 * heads.groups * heads.dim == size
+    several = run.model_copy(update={"options": GIVEN | more | {"window": [10, 30]}})
+    assert positions(several, at) == positions(run, at)
+
+
+@pytest.mark.parametrize(
+    ("run", "method", "options", "said"),
+    [
+        ("frontier_window_252", "window", {"window": 253, "sinks": 4}, "holds the bytes of 257 .*1 fewer"),
+        ("frontier_state_185", "delta", {"window": 185, "state_per": "query_head"}, "of 384 positions"),
+        ("frontier_state_57", "lizard", {}, "method 'lizard' .* possible: window, delta"),
+        ("frontier_state_57", "window", {"window": 8, "keep_softmax_layers": [0]}, "does not say what it"),
+    ],
+)
+def test_a_row_of_more_bytes_than_its_table_allows_is_refused(monkeypatch, run, method, options, said):
+    plan = Plan(scale="smollm2")
+    changed = plan.runs[run].model_copy(update={"method": method, "options": options})
+    monkeypatch.setitem(plan.runs, run, changed)
+    with pytest.raises(ConfigError, match=f"frontier.yaml: row '{run}'.*{said}"):
+        plan.check_artefact(plan.artefacts["comparison_frontier"])
 
 
 def test_windows_of_layers_are_those_of_the_list(inputs):  # noqa: F811

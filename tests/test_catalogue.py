@@ -370,6 +370,25 @@ def test_a_run_carries_its_model_and_seed_to_the_one_it_comes_after(planned, end
             {"a": BASE | {"method": "delta"}},
             ["convolution of method 'delta'", "'stories' holds several", "conv: false", "long-2048"],
         ),
+        (
+            {
+                "a": BASE
+                | {"method": "hedgehog", "steps": [{"distill": DISTILL["distill"] | {"calibrate": 64}}]}
+            },
+            [
+                "distill a: calibrate",
+                "which method 'hedgehog' has not",
+                "possible: delta, or without calibrate",
+            ],
+        ),
+        (
+            {"a": BASE | {"steps": [{"distill": DISTILL["distill"] | {"calibrate": 0}}]}},
+            ["distill.calibrate", "greater than 0", "got 0"],
+        ),
+        (
+            {"a": BASE | {"steps": [finetune(kl=1.0, kl_beyond=128, kl_within=0.0)]}},
+            ["finetune a: sequences of 128 tokens", "kl_beyond 128", "possible: a smaller kl_beyond"],
+        ),
         ({"a": BASE | {"steps": [LORA, LORA]}}, ["a stage once", "['finetune'], ['finetune']"]),
         ({"a": BASE | {"steps": [DISTILL | LORA]}}, ["one stage each", "['distill', 'finetune']"]),
         ({"a": BASE | {"steps": [{"distil": {}}]}}, ["'distil'", "distill, finetune"]),

@@ -33,7 +33,12 @@ VERBS = (str(Path(__file__).with_name("verbs.py")), DEVICE)
 # of a curve of eight steps; the kernels sum in another order than torch does
 ROUNDING = {"cpu": 1e-5, "cuda": 1e-3}[DEVICE]
 # a method's parameters, LoRA beside them, all weights
-TRAINED = [("lizard", "distill"), ("lizard", "finetune"), ("supra", "finetune")]
+TRAINED = [
+    ("frontier_state_57", "distill"),  # set by the teacher's attention first, of which shards have parts
+    ("lizard", "distill"),
+    ("lizard", "finetune"),
+    ("supra", "finetune"),
+]
 
 # Put into the code that runs stages, on which no result depends: the second process dies or hangs at a step
 # that a file names.
@@ -106,7 +111,12 @@ MEASURES = ["measure teacher gate", *(f"measure {run} {measure}" for run, measur
 @pytest.fixture(scope="module")
 def single(clone) -> Clone:
     """The results of one process; and its last training stopped at step 2, with which two processes go on."""
-    shared = ("model tiny", "written stories@tiny", "text stories@tiny")
+    shared = (
+        "model tiny",
+        "written stories@tiny",
+        "text stories@tiny",
+        "pieces story-pieces@tiny-x0.5",
+    )
     lines = verbs("one", *shared, *WHOLE, *MEASURES)
     for scale in ("ddp", "fsdp"):
         lines += verbs(scale, *shared, f"until 2 {WHOLE[-1]}")

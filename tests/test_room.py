@@ -20,7 +20,7 @@ from relinear.linearize.model import LAYOUTS
 from relinear.machine import distributed
 from relinear.train import distill, finetune, pretrain, room
 from relinear.train.compiled import recompute
-from relinear.train.next_token import summed_loss
+from relinear.train.next_token import mixed_loss, summed_loss
 
 REFERENCE = Path(__file__).parents[1] / "results/reference/scaling"
 GIB = 2**30
@@ -41,6 +41,53 @@ def kept(model: nn.Module, tokens: torch.Tensor) -> int:
         loss = summed_loss(model, tokens, tokens)
     loss.backward()
     return sum(size for size, _ in found.values())
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5])
+def test_a_divergence_keeps_what_is_counted_of_each_logit(share):
+    tokens, counts = torch.randint(32, (3, 40)), {}
+    for vocabulary in (64, 576):
+        torch.manual_seed(0)
+        config = LlamaConfig(
+            vocab_size=vocabulary,
+            hidden_size=16,
+            intermediate_size=16,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+        )
+        model, teacher = (LlamaForCausalLM(config).to(torch.bfloat16) for _ in range(2))
+        own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+        found = {}
+
+        def keep(x, own=own, found=found):
+            if x.untyped_storage().data_ptr() not in own:
+                found[x.untyped_storage().data_ptr()] = (x.untyped_storage().nbytes(), x)
+            return x
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+            loss = mixed_loss(
+                model, teacher, tokens, tokens, torch.tensor(117.0), weights=torch.ones(40), share=share
+            )
+        loss.backward()
+        counts[vocabulary] = sum(size for size, _ in found.values())
+    assert counts[576] - counts[64] == 512 * tokens.numel() * room.KEPT
+
+
+def test_a_teacher_beside_is_counted_with_the_logits_of_both(inputs, tmp_path):  # noqa: F811
+    needs, numbers = [], None
+    for i, kl in enumerate((0.0, 1.0)):
+        asked = job(inputs, tmp_path / str(i), "lora", LINKS["lolcats"], "off")
+        asked.settings["recipe"] |= {"kl": kl, "kl_beyond": 0, "kl_within": 0.1}
+        model = assemble(asked.parents["model"], asked.links)
+        numbers = sum(p.numel() for p in model.parameters())
+        needs.append(room.of_job(asked, model, [], beside=True).need())
+    plain, taught = needs
+    budget = asked.settings["budget"]
+    logits = budget["batch_size"] * budget["seq_len"] * SHAPE["vocab_size"]
+    assert taught.pop("teacher") == 4 * numbers
+    of_one = room.PASSING * budget["seq_len"] * SHAPE["vocab_size"]
+    assert taught.pop("logits") == (room.KEPT + 2 * 4) * logits + of_one
+    assert taught == plain
 
 
 def of_layers(make, config, tokens: torch.Tensor, monkeypatch, *, recomputed=False) -> float:

@@ -115,14 +115,14 @@ def check(
     keep: tuple[str, ...] = (),
     loose=1.0,
     times=1.0,
-) -> None:
+) -> dict[str, tuple[float, float]]:
     """Outputs and every gradient of `op` in `dtype` against `definition` in float64 on the same (rounded)
     numbers.
 
     Both take (tensors, options) and return a dict of outputs; arguments named in `keep`, gates and states
     stay float32. `loose` multiplies the tolerance of bfloat16 gradients, `times` every one. In bfloat16 an
     error beyond it may be 1.5 times that of `definition` in bfloat16, and one log_decay a head is held to
-    SUMMED.
+    SUMMED. Returns the error and the tolerance of each output and gradient.
     """
     wide = {"log_decay", "kv", "z", *keep}
     args = {n: x.to(DEVICE) if n in wide else x.to(DEVICE, dtype) for n, x in args.items()}
@@ -174,9 +174,11 @@ def check(
         assert (got[1]["log_decay"] - summed).norm() <= 1e-4 * sizes.norm(), (
             "one decay a head is not the sum of its positions"
         )
-    bad = {n: (e, t) for n, (e, t) in errors(*got).items() if not e <= t}
+    found = errors(*got)
+    bad = {n: (e, t) for n, (e, t) in found.items() if not e <= t}
     # numbers that cancel to less than their rounding: the definition in bfloat16 is as far off
     if bad and dtype != torch.float32:
         rounded = errors(*run(definition, None))
         bad = {n: (e, t) for n, (e, t) in bad.items() if not e <= 1.5 * rounded[n][0]}
     assert not bad, {n: f"{e:.1e} > {t:.0e}" for n, (e, t) in bad.items()}
+    return found

@@ -1,6 +1,7 @@
 """A text of the `text` stage as sequences of equal length, which trainings and measurements read."""
 
 import functools
+import json
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -34,6 +35,13 @@ class Packed:
         self.seq_len = seq_len
 
     @functools.cached_property
+    def rungs(self) -> tuple[int, ...]:
+        """Where each part after the first begins, of data whose parts a training reads one after the other;
+        empty where the sequences have no order."""
+        about = self.folder / "metrics.json"
+        return tuple(json.loads(about.read_text()).get("rungs", ())) if about.is_file() else ()
+
+    @functools.cached_property
     def labelled(self) -> Int64[np.ndarray, " N"]:
         """How many labels of each sequence count: those that are not IGNORED, except the first token's, which
         nothing predicts."""
@@ -65,25 +73,37 @@ class Packed:
 
 
 @functools.lru_cache(maxsize=2)  # this epoch's and the next one's: a step asks once for each of its sequences
-def order(n: int, seed: int, epoch: int) -> np.ndarray:
-    """The permutation of `range(n)` in which `epoch` visits `n` sequences; not to be written to."""
+def order(n: int, seed: int, epoch: int, rungs: tuple[int, ...] = ()) -> np.ndarray:
+    """The permutation of `range(n)` in which `epoch` visits `n` sequences; not to be written to. `rungs`:
+    where parts begin whose sequences are all visited before those of the next."""
     found = np.random.default_rng([seed, epoch]).permutation(n)
+    if rungs:
+        found = found[np.argsort(np.searchsorted(rungs, found, side="right"), kind="stable")]
     found.flags.writeable = False
     return found
 
 
-def batch_indices(step: int, *, n: int, batch_size: int, seed: int) -> list[int]:
+def batch_indices(step: int, *, n: int, batch_size: int, seed: int, rungs: tuple[int, ...] = ()) -> list[int]:
     """The sequences of batch `step` (from 0), out of `n`, without a state: any step can be the first.
 
-    Batches run on from one epoch's permutation into the next, so each epoch visits each sequence once.
+    Batches run on from one epoch's permutation (`order`) into the next, so each epoch visits each sequence
+    once.
     """
     epochs = [divmod(step * batch_size + j, n) for j in range(batch_size)]
-    orders = {epoch: order(n, seed, epoch) for epoch, _ in epochs}
+    orders = {epoch: order(n, seed, epoch, rungs) for epoch, _ in epochs}
     return [int(orders[epoch][position]) for epoch, position in epochs]
 
 
 def micro_batches(
-    step: int, *, n: int, batch_size: int, accumulate: int, seed: int, rank: int = 0, size: int = 1
+    step: int,
+    *,
+    n: int,
+    batch_size: int,
+    accumulate: int,
+    seed: int,
+    rank: int = 0,
+    size: int = 1,
+    rungs: tuple[int, ...] = (),
 ) -> Iterator[tuple[list[int], list[int]]]:
     """The share of process `rank` of `size` in the `accumulate` batches of a step: pieces, each with all
     sequences of the step.
@@ -93,7 +113,7 @@ def micro_batches(
     over a piece by the labels, or the tokens, of the step: then the pieces' losses add up to the step's mean,
     however the step is split.
     """
-    whole = batch_indices(step, n=n, batch_size=batch_size * accumulate, seed=seed)
+    whole = batch_indices(step, n=n, batch_size=batch_size * accumulate, seed=seed, rungs=rungs)
     share = batch_size * accumulate // size
     piece = math.gcd(batch_size, share)
     for at in range(rank * share, (rank + 1) * share, piece):

@@ -16,6 +16,8 @@ class Padded:
     """A split as texts of at most `seq_len` tokens; longer ones are cut. Raises UserError for an unknown
     split, and one without texts."""
 
+    rungs = ()  # texts are read in any order (`relinear.get.packed.Packed.rungs`)
+
     def __init__(self, folder: Path, split: str, seq_len: int):
         if split not in SPLITS:
             raise UserError(f"no split {split!r}; have {', '.join(SPLITS)}")

@@ -21,6 +21,7 @@ from relinear.files import sha256
 from relinear.plan import assets, catalogue
 from relinear.plan.code import PACKAGES, code_hash
 from relinear.plan.entries import Data, Measure, Model, Run, Scale, one_of
+from relinear.plan.held import positions
 from relinear.plan.names import DERIVED, TEXT, LinkNodes, Node, Resolved, Text, digest, short
 from relinear.plan.options import SourceError, check_values, metric_file, metric_yields
 from relinear.plan.scale import read_scale, scales
@@ -504,8 +505,25 @@ class Plan:
                 metric_yields(metric_file(source)),
             )
         self._check_columns(artefact)
+        self._check_held(artefact)
         for node in nodes.values():
             self.check_node(node, artefact.path)
+
+    def _check_held(self, artefact: Artefact) -> None:
+        """Raise ConfigError for a row whose state holds more than the table allows."""
+        if (most := getattr(artefact.spec, "holds", None)) is None:
+            return
+        for name in dict.fromkeys(line.run for line in artefact.spec.lines if line.run):
+            try:
+                held = positions(self.run(name).run, most)
+            except ConfigError as error:
+                raise ConfigError(f"{artefact.path}: row {name!r}: {error}") from None
+            if held is not None and held > most.positions:
+                raise ConfigError(
+                    f"{artefact.path}: row {name!r} holds the bytes of {held:g} positions in a layer, of"
+                    f" {most.positions} that the table allows; possible: {held - most.positions:g} fewer in"
+                    " its window, a state in bfloat16, or a larger `holds`"
+                )
 
     def _check_columns(self, artefact: Artefact) -> None:
         """Raise ConfigError for a column that is not defined in any row."""

@@ -11,6 +11,7 @@ from relinear import stages
 from relinear.plan.bounds import BEST
 from relinear.plan.chance import chance_of
 from relinear.plan.claims import Address, Claim, InUnit, Point, Scalar, Spec, known, once
+from relinear.plan.held import Holds
 from relinear.plan.published import Entry
 from relinear.plan.strict import Strict
 
@@ -163,7 +164,8 @@ class Table(Spec):
     adds trained parameters and tokens of each of `steps`; `trained: epochs` adds unique tokens x epochs of
     every step. `caption`: the lines below the first; `{<column>_n}` in them is the column's number of items,
     `{<column>_chance}` its guessing rate. `seeds`: a cell is the mean over the trainings of its run. `csv`:
-    the CSV's columns in their order; optional columns follow.
+    the CSV's columns in their order; optional columns follow. `holds`: the most bytes of a row's state; a
+    row that holds more is refused before anything is trained.
     """
 
     gated = True
@@ -177,6 +179,7 @@ class Table(Spec):
     seeds: bool = False
     caption: tuple[str, ...] = ()
     csv: tuple[str, ...] = ()
+    holds: Holds | None = None
     _published: dict[str, tuple[Entry, ...]] = PrivateAttr(default_factory=dict)
 
     @property

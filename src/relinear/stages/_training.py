@@ -151,6 +151,11 @@ class Step(_stage.Stage):
         yield from _stage.unless_apart(entry, scale, data)
         if stages.makes(scale.data[data].make, "pictures"):
             yield from _stage.unless_pictures(entry, scale, f"data {data!r} are pictures", "other data, or ")
+        if scale.data[data].make == "lookups" and budget["epochs"] > 1:
+            yield (
+                f"{entry.node}: the distances of {data!r} grow with the training, which reads it once; got"
+                f" {budget['epochs']} epochs, possible: epochs: 1, and a larger dose"
+            )
         length, positions = budget["seq_len"], scale.models[entry.model].positions
         if length > positions:
             step = f"run {entry.node.name!r}: {entry.node.stage}"

@@ -77,6 +77,7 @@ def fit(job: Job, model: PreTrainedModel, device: str) -> dict:
             seed=job.seed,
             rank=rank(),
             size=size(),
+            rungs=text.rungs,
         ):
             # A loss is a mean over the piece's real tokens, and counts by their share of the step's: texts
             # are not equally long.

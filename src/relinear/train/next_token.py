@@ -39,7 +39,9 @@ def batches_of(
     """
     if not text.labelled[:sequences].all():
         for step in range(steps):
-            whole = batch_indices(step, n=sequences, batch_size=batch_size * accumulate, seed=seed)
+            whole = batch_indices(
+                step, n=sequences, batch_size=batch_size * accumulate, seed=seed, rungs=text.rungs
+            )
             if not text.labelled[whole].any():
                 raise UserError(
                     f"{name}: step {step} of {steps} would have no label to learn: its sequences (the first"
@@ -58,6 +60,7 @@ def batches_of(
             seed=seed,
             rank=rank(),
             size=size(),
+            rungs=text.rungs,
         ):
             tokens, labels = (
                 moved(torch.stack(x), device) for x in zip(*(text.sequence(i) for i in chosen), strict=True)

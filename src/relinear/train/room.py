@@ -5,7 +5,8 @@ blocks: of each token and layer the inputs and outputs of both norms, queries, k
 output in both layouts, and the MLP's inner numbers; of a linearized layer features of queries and keys beside
 them; and the gradients of one block. On H200s that was within 15 % of the peaks of trainings without
 compilation, and compiled blocks kept more than `LEAST` of it (tests/test_room.py, tests/test_planned.py). A
-transfer keeps each layer's input, and one layer's graph at a time.
+transfer keeps each layer's input, and one layer's graph at a time. A divergence from the teacher has the
+teacher's weights beside, and all logits of both, whose log-probabilities autograd keeps in float32.
 """
 
 import math
@@ -25,6 +26,8 @@ from relinear.plan.job import Job
 GIB = 2**30
 LEAST = 0.6  # the share of the counted activations that compiled blocks kept at least
 LOGIT = 10  # bytes of a logit and its gradient, where all are made at once
+# bytes of float32 that a divergence keeps of a logit, and that it takes beside for one sequence at a time
+KEPT, PASSING = 8, 12
 ADDED = 5  # queries' widths that a linearized layer keeps beside its teacher's
 GRAPH = 20  # queries' widths of one layer's graph in a transfer
 
@@ -68,6 +71,8 @@ class Training:
     weights, trained: bytes of all parameters, and of those that are trained.
     outside: bytes of the embeddings and the head, which shards keep gathered from forward to backward.
     beside: what is trained lies beside frozen weights, and is whole in every process.
+    teacher: bytes of the weights of the model that the loss is a divergence from, whole in every process; 0
+    without one.
     width: bytes of a number of the activations, on average.
     batch, accumulate, length: the sequences of a step and their tokens.
     """
@@ -86,6 +91,7 @@ class Training:
     recompute: bool = False
     gpus: int = 1
     sharded: bool = False
+    teacher: int = 0
 
     @property
     def step(self) -> int:
@@ -126,8 +132,11 @@ class Training:
         tokens = self.sequences * self.length
         # one GPU makes a piece of the logits at a time, but not of a head in shards
         logits = tokens * self.shape.vocabulary * LOGIT if self.sharded and not self.transfer else 0
+        if self.teacher:
+            logits = (tokens * (KEPT + 2 * self.width) + self.length * PASSING) * self.shape.vocabulary
         return {
             "weights": weights,
+            **({"teacher": self.teacher} if self.teacher else {}),
             "gradients": trained,
             "AdamW": 2 * trained,
             f"activations of {self.sequences} x {self.length} tokens": self.activations(),
@@ -198,6 +207,8 @@ def of_job(
     budget, gpus = job.settings["budget"], size()
     ends = (model.get_input_embeddings(), model.get_output_embeddings())
     outside = {id(end.weight): end.weight.nbytes for end in ends if hasattr(end, "weight")}  # may be tied
+    taught = job.settings["recipe"].get("kl", 0) > 0
+    numbers = sum(p.numel() for p in model.parameters()) - (sum(p.numel() for p in trained) if beside else 0)
     sharded = gpus > 1 and job.engine != "ddp"
     if sharded and job.engine == "auto":
         sharded = not _fits(model, list(trained) if beside else None, "cuda")
@@ -216,6 +227,7 @@ def of_job(
         recompute=job.recompute and not transfer,
         gpus=gpus,
         sharded=sharded,
+        teacher=numbers * (dtype or weight.dtype).itemsize if taught else 0,
     )
 
 
