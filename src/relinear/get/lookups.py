@@ -32,7 +32,7 @@ from relinear.files import sha256
 from relinear.folders import tokenizer_of
 from relinear.get.needles import NAMES, Cutter
 from relinear.get.packed import IGNORED
-from relinear.measure.kv_recall import KEYS, VALUES
+from relinear.get.words import KEYS, VALUES
 from relinear.plan.job import Job
 
 AVOIDED = frozenset((*NAMES, *KEYS, *VALUES))

@@ -34,9 +34,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from relinear.errors import UserError
 from relinear.folders import tokenizer_of
 from relinear.get.beginning import begun
+from relinear.get.words import KEYS, VALUES
 from relinear.measure._answering import mean_of, share_of, write
 from relinear.measure._limit import limit_of
-from relinear.measure.kv_recall import KEYS, VALUES
 from relinear.plan.job import Job
 from relinear.plan.readings import Reading
 from relinear.plan.strict import Positive, Strict
