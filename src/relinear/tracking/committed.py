@@ -152,7 +152,11 @@ def repack(folder: Path | str, without: Collection[str] = ()) -> dict[str, int]:
     ]
     with folder_aside(folder) as scratch:
         _copy(folder, older, scratch)
-        store.write(scratch, nodes)
+        if without and nodes.keys() == store.opened(folder).rows.keys():  # drawings alone are left out
+            _copy(folder, [name for name in STORED if name in files], scratch)
+        else:
+            store.write(scratch, nodes)
+        (scratch / provenance.FILE).unlink(missing_ok=True)
         if told:
             provenance.write_committed(scratch, told)
         changed = {name: how for name, how in manifest["changed"].items() if name in older}
@@ -181,7 +185,7 @@ def _require_whole(
 
 def _copy(folder: Path, names: Iterable[str], to: Path) -> None:
     """Copy these files of a folder into the new folder `to`."""
-    to.mkdir(parents=True)
+    to.mkdir(parents=True, exist_ok=True)
     for name in names:
         (to / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(folder / name, to / name)
