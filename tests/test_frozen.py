@@ -136,7 +136,10 @@ def test_hedgehog_s_maps_are_the_printed_share_of_llama_2_by_two_maps_without_bi
     committed = ROOT / "results/reference/hedgehog_smollm2"
     shutil.copy(committed / "reference.json", tmp_path)
     drawn = {path.name: path.read_bytes() for path in draw_committed(tmp_path, artefact)}
+    del drawn[provenance.FILE]
     assert {name: (committed / "hedgehog" / name).read_bytes() for name in drawn} == drawn
+    place = "hedgehog/parameters"
+    assert provenance.committed(tmp_path) == {place: provenance.of(committed / place)}
     [row] = csv.DictReader(drawn["parameters.claims.csv"].decode().splitlines())
     assert (row["verdict"], row["whose"]) == ("contradicted", "paper")  # "of the original model size"
     assert row["reason"].endswith("a form that the paper states, too: contradicted, 2.96 is not < 0.50")

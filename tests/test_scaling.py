@@ -60,6 +60,6 @@ def test_it_is_drawn_from_a_benchmarks_folder_and_the_tables_beside_it(tmp_path)
         (tmp_path / name).symlink_to(ROOT / "results/reference" / name)
     written = draw_committed(tmp_path / "scaling", ARTEFACT)
     committed = ROOT / "results/reference/scaling/comparison"
-    assert {path.name for path in written} == {"scaling.png", "scaling.provenance.json", "scaling.claims.csv"}
+    assert {path.name for path in written} == {"scaling.png", "provenance.json", "scaling.claims.csv"}
     same = [path.name for path in written if path.read_bytes() == (committed / path.name).read_bytes()]
     assert {"scaling.png", "scaling.claims.csv"} <= {*same}
