@@ -1,5 +1,6 @@
 """The safety net: the specs give the tables and claims that are committed, and verdicts on costs from before
-there were specs, byte for byte."""
+there were specs, byte for byte. Those costs, and the verdicts that were drawn from them, lie in
+`frozen/efficiency`."""
 
 import csv
 import json
