@@ -284,11 +284,15 @@ def test_each_table_and_figure_has_a_footer_with_its_cards_commits_and_days():
     places = re.split(r"\n### In ", text)[1:]
     without = [place.split("**")[1] for place in places if "\n- Made with " not in place]
     assert places and without == ["Hedgehog parameters."], "which counts parameters"
-    [table1] = [place for place in places if "/smollm2/lolcats/table1.csv" in place]
+    [table1] = [
+        place
+        for place in places
+        if "[csv](../repository/results/reference/smollm2/lolcats/table1.csv)" in place
+    ]
     assert re.search(
         r"- Made with NVIDIA H200, torch 2.11.0, .*; commits `fd27f8e`; 2026-11-\d\d\.\n", table1
     )
-    assert "`bb40338`+" in next(place for place in places if "/efficiency/lolcats/figure2.png" in place), (
+    assert "`bb40338`+" in next(place for place in places if "![figure2, efficiency](" in place), (
         "uncommitted changes"
     )
     older, newer = sorted(set(re.findall(r"torch (\S+?)(?:\+cpu)?, transformers \S+, triton (\S+);", text)))
