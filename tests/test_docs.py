@@ -458,7 +458,7 @@ def test_a_number_of_a_page_stands_in_a_block_that_computes_it(page):
     """Decimals, and numbers with a unit, but for those that nobody measured."""
     text = prose(page)
     if page == "docs/running.md":
-        # test_requirements.py
+        # test_packaging.py
         needs = re.search(r"<!-- requirements -->(.*?)<!-- end -->", (ROOT / page).read_text(), re.DOTALL)[1]
         text = text.replace(" ".join(needs.split()), "")
     for words in STATED.get(page, ()):
