@@ -669,7 +669,7 @@ def test_committed_runs_of_another_clone_stand_beside_ones_own(tmp_path, interpr
 def test_results_of_another_budget_are_drawn_again_as_they_were(tmp_path):
     folder = Path(shutil.copytree(COMMITTED / "smollm2_quarter", tmp_path / "quarter"))
     table = available(COMMITTED.parents[1] / "workflow/papers")["comparison_details"]
-    files = [folder / "comparison" / f"details.{suffix}" for suffix in ("csv", "md", "claims.csv")]
+    files = [folder / "comparison" / f"details.{suffix}" for suffix in ("csv", "md")]
     before = [path.read_bytes() for path in files]
     files[0].unlink()
     draw_committed(folder, table)
