@@ -106,7 +106,6 @@ LONGEST = (
     "test_disk",
     "test_reference",
     "test_packaging",
-    "test_doses",
     "test_recall",
 )
 

@@ -167,8 +167,12 @@ def test_the_report_has_every_table_figure_and_claim_that_is_committed():
         )
     links = set().union(*(paths for _, paths in found.values()))
     assert not [path for path in links if not store.exists(ROOT / path)]
-    for suffix in ("png", "claims.csv", "provenance.json"):
-        committed = {path.relative_to(ROOT).as_posix() for path in REFERENCE.rglob(f"*{suffix}")}
+    for suffix in ("png", "claims.csv", "/provenance.json"):
+        committed = {
+            path.relative_to(ROOT).as_posix()
+            for path in REFERENCE.rglob("*")
+            if path.as_posix().endswith(suffix)
+        }
         alone = {
             path
             for path in committed - links
@@ -280,13 +284,17 @@ def test_each_table_and_figure_has_a_footer_with_its_cards_commits_and_days():
     places = re.split(r"\n### In ", text)[1:]
     without = [place.split("**")[1] for place in places if "\n- Made with " not in place]
     assert places and without == ["Hedgehog parameters."], "which counts parameters"
-    [table1] = [place for place in places if "/smollm2/lolcats/table1.provenance.json" in place]
+    [table1] = [
+        place
+        for place in places
+        if "[csv](../repository/results/reference/smollm2/lolcats/table1.csv)" in place
+    ]
     assert re.search(
         r"- Made with NVIDIA H200, torch 2.11.0, .*; commits `fd27f8e`; 2026-11-\d\d\.\n", table1
     )
-    assert "`bb40338`+" in next(
-        place for place in places if "/efficiency/lolcats/figure2.provenance.json" in place
-    ), "uncommitted changes"
+    assert "`bb40338`+" in next(place for place in places if "![figure2, efficiency](" in place), (
+        "uncommitted changes"
+    )
     older, newer = sorted(set(re.findall(r"torch (\S+?)(?:\+cpu)?, transformers \S+, triton (\S+);", text)))
     lock = (ROOT / "requirements.lock").read_text()
     assert (
@@ -450,7 +458,7 @@ def test_a_number_of_a_page_stands_in_a_block_that_computes_it(page):
     """Decimals, and numbers with a unit, but for those that nobody measured."""
     text = prose(page)
     if page == "docs/running.md":
-        # test_requirements.py
+        # test_packaging.py
         needs = re.search(r"<!-- requirements -->(.*?)<!-- end -->", (ROOT / page).read_text(), re.DOTALL)[1]
         text = text.replace(" ".join(needs.split()), "")
     for words in STATED.get(page, ()):

@@ -1,5 +1,6 @@
 """The safety net: the specs give the tables and claims that are committed, and verdicts on costs from before
-there were specs, byte for byte."""
+there were specs, byte for byte. Those costs, and the verdicts that were drawn from them, lie in
+`frozen/efficiency`."""
 
 import csv
 import json
@@ -9,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from relinear.draw import About, own
+from relinear.draw import About, own, provenance
 from relinear.draw.drawing import make
 from relinear.draw.planned import draw_committed
 from relinear.errors import UserError
@@ -28,9 +29,9 @@ WITHOUT_WEIGHTS = {
     *(("smollm2", f"lolcats_figure{n}") for n in (3, 4, 5, 6)),
 }
 DRAWN = sorted(
-    (path.parents[1].name, path.parent.name, path.name.removesuffix(".provenance.json"))
-    for path in REFERENCE.glob("*/*/*.provenance.json")
-    if (path.parents[1] / "reference.json").is_file()
+    (manifest.parent.name, *drawing.split("/"))
+    for manifest in REFERENCE.glob("*/reference.json")
+    for drawing in provenance.committed(manifest.parent)
 )
 
 
@@ -53,12 +54,13 @@ def test_what_is_committed_is_drawn_again_byte_for_byte(name, paper, stem, tmp_p
     """Tables, claims and pictures; from records, items and weights that lie in the folder, and named in its
     manifest."""
     committed, folder = REFERENCE / name, tmp_path / "reference" / name
+    papers = {drawing.partition("/")[0] for drawing in provenance.committed(committed)}
     folder.mkdir(parents=True)
     for part in committed.iterdir():
-        if not any(part.glob("*.provenance.json")):  # drawings alone are not linked, as they are written
-            (folder / part.name).symlink_to(part)
-    (folder / "reference.json").unlink()
-    shutil.copy(committed / "reference.json", folder)
+        if part.suffix == ".json":
+            shutil.copy(part, folder)
+        elif part.name not in papers:
+            (folder / part.name).symlink_to(part)  # drawings alone are not, as they are written
     artefact = read(ROOT / f"workflow/papers/{paper}/{stem}.yaml")
     if (name, artefact.name) in WITHOUT_WEIGHTS:
         with pytest.raises(UserError, match="is missing; attention weights lie where they were measured"):
@@ -135,7 +137,10 @@ def test_hedgehog_s_maps_are_the_printed_share_of_llama_2_by_two_maps_without_bi
     committed = ROOT / "results/reference/hedgehog_smollm2"
     shutil.copy(committed / "reference.json", tmp_path)
     drawn = {path.name: path.read_bytes() for path in draw_committed(tmp_path, artefact)}
+    del drawn[provenance.FILE]
     assert {name: (committed / "hedgehog" / name).read_bytes() for name in drawn} == drawn
+    place = "hedgehog/parameters"
+    assert provenance.committed(tmp_path) == {place: provenance.of(committed / place)}
     [row] = csv.DictReader(drawn["parameters.claims.csv"].decode().splitlines())
     assert (row["verdict"], row["whose"]) == ("contradicted", "paper")  # "of the original model size"
     assert row["reason"].endswith("a form that the paper states, too: contradicted, 2.96 is not < 0.50")

@@ -174,5 +174,5 @@ def test_a_figure_of_the_rows_and_its_verdicts_are_as_committed(tmp_path, monkey
         draw_committed(tmp_path, artefact)
     (tmp_path / "bench.csv").write_bytes((committed / "bench.csv").read_bytes())
     made = {path.name: path for path in draw_committed(tmp_path, artefact)}
-    assert {"figure6.png", "figure6.provenance.json", "figure6.claims.csv"} == made.keys()
+    assert {"figure6.png", "provenance.json", "figure6.claims.csv"} == made.keys()
     assert made["figure6.claims.csv"].read_text() == (committed / paper / "figure6.claims.csv").read_text()

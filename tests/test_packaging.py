@@ -8,14 +8,17 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import tomllib
 import zipfile
 from importlib.metadata import PackageNotFoundError, packages_distributions, requires, version
 from pathlib import Path
 
 import pytest
+import releases
 import yaml
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 import relinear
@@ -23,7 +26,9 @@ from relinear import stages
 from relinear.cli import SUITE
 from relinear.core import store
 from relinear.files import sha256
+from relinear.get.assets import CLIENTS
 from relinear.plan.plan import Plan
+from relinear.plan.scale import scales
 from relinear.plan.specs import available
 from relinear.plan.targets import explain_target
 
@@ -524,3 +529,215 @@ def test_the_command_says_its_version():
         [sys.executable, "-m", "relinear.cli", "--version"], capture_output=True, text=True, check=True
     )
     assert done.stdout == f"relinear {relinear.__version__}\n"
+
+
+# --- what the page says that each scale needs, and the version ---
+
+TABLE = re.search(
+    r"<!-- requirements -->\n(.*?)<!-- end -->", (ROOT / "docs/running.md").read_text(), re.DOTALL
+)[1]
+ROWS = {
+    cells[0].strip("`"): cells[1:]
+    for line in TABLE.splitlines()[2:]
+    for cells in [[c.strip() for c in line.strip("| ").split("|")]]
+}
+SAID = {"huggingface_hub": "the hub"}
+
+
+@pytest.mark.parametrize("scale", scales())
+def test_clients_and_downloads_of_a_scale_are_those_of_its_assets(scale):
+    plan = Plan(scale=scale)
+
+    def needs(artefacts) -> tuple[set[str], str]:
+        nodes = plan.behind([node for artefact in artefacts for node in plan.reads(artefact).values()])
+        assets = [
+            plan.catalogue[name]
+            for name in {name for node in nodes for name in plan.settings(node)["assets"]}
+        ]
+        clients = {SAID.get(CLIENTS[asset.source], CLIENTS[asset.source]) for asset in assets}
+        return clients, f"{sum(asset.download_bytes for asset in assets) / 1e9:.1f} GB".replace(
+            "0.0 GB", "0 GB"
+        )
+
+    (few, download), (all_of_them, whole) = (
+        needs([plan.artefacts["comparison_table2"]]),
+        needs(plan.artefacts.values()),
+    )
+    _, through, *sizes = ROWS[scale]
+    first, _, more = through.partition("; for all also ")
+    assert (
+        set(first.split(", ")) == (few or {"nothing"})
+        and (set(more.split(", ")) if more else set()) == all_of_them - few
+    )
+    assert sizes == [download, whole]
+
+
+def test_the_version_is_the_one_that_the_changelog_begins_with():
+    version, state = re.search(
+        r"^## (\S+?)(, not released)?$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE
+    ).groups()
+    assert relinear.__version__ == version + (".dev0" if state else "")
+
+
+def test_no_message_advises_a_package_that_no_index_has():
+    texts = [
+        *(ROOT / "src").rglob("*.py"),
+        *(ROOT / "docs").rglob("*.md"),
+        ROOT / "README.md",
+        ROOT / "pyproject.toml",
+    ]
+    assert not [path for path in texts if re.search(r"pip install ['\"]?relinear", path.read_text())]
+
+
+# --- the container, and the entry of the catalogue ---
+
+RECIPE = (ROOT / "Dockerfile").read_text()
+STEPS = re.findall(r"^([A-Z]+) (.*)$", RECIPE, re.MULTILINE)
+
+
+def test_the_recipe_is_the_locked_installation_on_a_python_that_it_is_for():
+    [base] = [rest for step, rest in STEPS if step == "FROM"]
+    python = re.fullmatch(r"python:(3\.\d+)-slim", base)[1]
+    assert python in SpecifierSet(
+        tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["requires-python"]
+    )
+    assert ("RUN", "make setup") in STEPS and ("CMD", '["make", "table2"]') in STEPS
+    before = STEPS[: STEPS.index(("RUN", "make setup"))]
+    copied = {name for step, rest in before if step == "COPY" for name in rest.split()[:-1]}
+    assert all((ROOT / name).exists() for name in copied)
+    needed = re.search(r"^\$\(INSTALLED\): (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)[1].split()
+    assert copied >= {"Makefile", "src", "kernels", *needed}, (
+        "what `make setup` reads, which would run again if it were newer"
+    )
+
+
+def test_what_a_clone_has_made_stays_out_of_the_image_and_committed_results_do_not():
+    left = (ROOT / ".dockerignore").read_text().split()
+    assert {".venv", "results/*"} <= set(left) and left.index("!results/reference") > left.index("results/*")
+
+
+@pytest.mark.skipif(
+    shutil.which("hadolint") is None, reason="hadolint is not on the PATH: the Dockerfile was NOT linted"
+)
+def test_hadolint_is_content():
+    done = subprocess.run(["hadolint", ROOT / "Dockerfile"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+def builder() -> str | None:
+    """The program that builds images on this machine; None where there is none."""
+    for name in ("docker", "podman"):
+        if (
+            shutil.which(name)
+            and subprocess.run([name, "info"], capture_output=True, timeout=30).returncode == 0
+        ):
+            return name
+    return None
+
+
+@pytest.mark.slow
+def test_the_image_is_built_and_answers():
+    if (program := builder()) is None:
+        pytest.skip("neither docker nor podman builds here: the image was NOT built")
+    built = subprocess.run(
+        [program, "build", "--quiet", "--tag", "relinear-test", ROOT], capture_output=True, text=True
+    )
+    assert built.returncode == 0, built.stderr[-2000:]
+    said = subprocess.run(
+        [program, "run", "--rm", "relinear-test", "relinear", "--version"], capture_output=True, text=True
+    )
+    assert said.returncode == 0 and said.stdout.startswith("relinear "), said.stderr
+
+
+def test_the_catalogues_entry_names_what_is_here():
+    entry = yaml.safe_load((ROOT / ".snakemake-workflow-catalog.yml").read_text())["usage"]
+    assert set(entry) == {"mandatory-flags", "software-stack-deployment", "report"}
+    for path in re.findall(r"[\w./-]+\.(?:md|yml)", entry["mandatory-flags"]["desc"]):
+        assert (ROOT / path).is_file()
+    assert not any(entry["software-stack-deployment"].values()), "no rule has a `conda:` or a `container:`"
+    rules = "".join(
+        path.read_text() for path in [ROOT / "Snakefile", *(ROOT / "workflow/rules").glob("*.smk")]
+    )
+    assert not re.search(r"^\s*(conda|container):", rules, re.MULTILINE)
+    assert entry["report"] == ("report(" in rules)
+
+
+# --- a dry run of publishing ---
+
+TWINE = ("twine==6.2.0",)
+PARTS = ("pyproject.toml", "setup.py", "README.md", "LICENSE", "NOTICE", "src", "kernels")
+BUILD = "import sys; from setuptools import build_meta; print(getattr(build_meta, sys.argv[1])(sys.argv[2]))"
+
+
+def build(kind: str, sources: Path, out: Path) -> Path:
+    done = subprocess.run(
+        [sys.executable, "-c", BUILD, kind, str(out)], cwd=sources, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return out / done.stdout.splitlines()[-1]
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory) -> Path:
+    """The folder with a source distribution, and with the wheel that is built from it and not from the
+    clone."""
+    sources, out, unpacked = (tmp_path_factory.mktemp(name) for name in ("sources", "dist", "unpacked"))
+    for part in PARTS:
+        (sources / part).symlink_to(ROOT / part)
+    source = build("build_sdist", sources, out)
+    with tarfile.open(source) as archive:
+        archive.extractall(unpacked, **releases.SAFELY)
+    build("build_wheel", unpacked / source.name.removesuffix(".tar.gz"), out)
+    return out
+
+
+def test_names_have_the_version_and_the_wheel_of_the_source_has_the_code_and_the_licences(built):
+    version = relinear.__version__
+    assert {path.name for path in built.iterdir()} == {
+        f"relinear-{version}.tar.gz",
+        f"relinear-{version}-py3-none-any.whl",
+    }
+    with zipfile.ZipFile(built / f"relinear-{version}-py3-none-any.whl") as wheel:
+        names = set(wheel.namelist())
+    ours = {path.relative_to(ROOT / "src").as_posix() for path in (ROOT / "src/relinear").rglob("*.py")}
+    assert ours <= names, "a module is in the clone and not in the wheel"
+    assert {f"relinear-{version}.dist-info/licenses/{name}" for name in ("LICENSE", "NOTICE")} <= names
+
+
+def test_what_is_built_passes_an_index_s_checks(built):
+    folder = releases.or_skip(releases.installed, TWINE, True)
+    done = releases.python(folder, "-m", "twine", "check", "--strict", *map(str, built.iterdir()))
+    assert done.returncode == 0 and done.stdout.count("PASSED") == 2, done.stdout + done.stderr
+
+
+def test_it_is_installed_by_name(built, tmp_path):
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-index",
+        "--no-deps",
+        "--find-links",
+        str(built),
+        "--pre",
+    ]
+    plain = {k: v for k, v in os.environ.items() if not k.startswith("PIP_")} | {
+        "PIP_CONFIG_FILE": os.devnull
+    }
+    done = subprocess.run(
+        [*command, "--target", str(tmp_path / "there"), "relinear"],
+        cwd=tmp_path,
+        env=plain,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    said = releases.python(tmp_path / "there", "-m", "relinear.cli", "--version", PYTHONSAFEPATH="1")
+    assert said.stdout == f"relinear {relinear.__version__}\n", said.stderr
+    assert (tmp_path / "there/bin/relinear").is_file()
+    said = releases.python(tmp_path / "there", "-m", "relinear.cli", "check", PYTHONSAFEPATH="1")
+    assert said.returncode == 1 and re.search(
+        r"error: this verb reads workflow/.*Run it in a clone", said.stderr
+    ), said.stderr

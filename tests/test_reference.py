@@ -15,6 +15,7 @@ from conftest import copy_sources
 from peft import LoraConfig, get_peft_model
 from PIL import Image
 from safetensors import safe_open
+from safetensors.numpy import save
 from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -100,7 +101,6 @@ def results(tmp_path):
         (root / stage / "run.json").write_text(json.dumps({**RECORD, "artefacts": artefacts}))
     for name in (
         "comparison/table2.csv",
-        "comparison/table2.provenance.json",
         "lolcats/figure3.pdf",
         "lolcats/figure9.pdf",
         "logs/table2.csv",
@@ -110,7 +110,36 @@ def results(tmp_path):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text("run\nlizard\n")
     picture(np.linspace(0, 255, 64)).save(root / "lolcats/figure3.png")
+    for name, told in TOLD.items():
+        (root / f"{name}.provenance.json").write_text(json.dumps(told))
     return root
+
+
+# of drawings of the fixture
+TOLD = {
+    name: {"artefact": name, "sources": {f"results/x/nodes.parquet#{node}": {}}, "cells": {}}
+    for name, node in {"comparison/table2": "runs/lizard/finetune", "lolcats/figure3": "text/toy"}.items()
+}
+
+
+def measurement(root: Path, node: str, parent: str | None = None) -> dict[str, bytes]:
+    """Add a finished measurement of attention to results; returns its files of tensors."""
+    (root / node).mkdir(parents=True)
+    square = np.tril(np.random.default_rng(len(node)).random((8, 8), dtype=np.float32))
+    files = {
+        "weights.safetensors": save({"softmax.0.1": square, "method.0.1": square.T.copy()}),
+        "points.safetensors": save({}),  # none where a model has no such layer
+        "parts.safetensors": save({"window.0.0": np.zeros((800, 800), np.float32)}),
+    }
+    for name, text in files.items():
+        (root / node / name).write_bytes(text)
+    record = {
+        "measure": node.rpartition("/")[2],
+        "artefacts": {name: {"sha256": sha256(root / node / name)} for name in files},
+        "parents": {} if parent is None else {"run": {"path": f"results/tiny/{parent}", "key": "k"}},
+    }
+    (root / node / "run.json").write_text(json.dumps(RECORD | record))
+    return files
 
 
 def picture(shades) -> Image.Image:
@@ -126,9 +155,9 @@ def test_what_is_small_and_cannot_be_made_again_is_kept(results, tmp_path):
     of_stage = {"method.safetensors", "adapter/adapter_model.safetensors", "adapter/adapter_config.json"}
     shared = {
         "comparison/table2.csv",
-        "comparison/table2.provenance.json",
         "lolcats/figure3.png",
         "lolcats/figure9.pdf",
+        "provenance.json",
         "reference.json",
         *store.FILES,
     }
@@ -136,7 +165,8 @@ def test_what_is_small_and_cannot_be_made_again_is_kept(results, tmp_path):
     assert sum(sizes.values()) == sum(
         (tmp_path / "out" / name).stat().st_size for name in kept - {"reference.json"}
     )
-    assert sizes.keys() == {"runs/lizard", "comparison", "lolcats", *store.FILES}
+    assert sizes.keys() == {"runs/lizard", "comparison", "lolcats", "provenance.json", *store.FILES}
+    assert json.loads((tmp_path / "out/provenance.json").read_text()) == TOLD
     packed = store.opened(tmp_path / "out").all()
     assert packed.keys() == {"runs/lizard/finetune", "text/toy"}
     for node, found in packed.items():
@@ -209,6 +239,90 @@ def test_a_later_slice_of_results_is_added_to_what_is_committed(results, tmp_pat
         reference.export(results, out, add=True)
 
 
+def contents(folder: Path) -> dict[str, bytes]:
+    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def test_attention_that_a_figure_shows_lies_in_the_store_if_there_is_some_and_it_is_small(results, tmp_path):
+    (files, out), node = (
+        (measurement(results, "runs/lizard/entropy"), tmp_path / "out"),
+        "runs/lizard/entropy",
+    )
+    reference.export(results, out)
+    assert store.opened(out).tensors(node) == {"weights.safetensors": files["weights.safetensors"]}
+    assert not list(out.glob("runs/*/entropy")) and store.TENSORS in contents(out)
+    (results / node / "weights.safetensors").write_bytes(files["parts.safetensors"])
+    with pytest.raises(UserError, match="entropy/weights.safetensors is not what its run.json says"):
+        reference.export(results, out)
+
+
+def test_repacking_takes_in_what_earlier_versions_left_beside_the_store_and_changes_nothing_else(
+    results, tmp_path
+):
+    node, out = "runs/lizard/entropy", tmp_path / "out"
+    files = measurement(results, node)
+    reference.export(results, out)
+    before = contents(out)
+    nodes = store.opened(out).all()
+    reference.repack(out)
+    assert contents(out) == before
+    store.write(out, nodes | {node: nodes[node]._replace(tensors=None)})
+    (out / node).mkdir()
+    (out / node / "weights.safetensors").write_bytes(files["weights.safetensors"])
+    (out / "provenance.json").unlink()
+    for name, told in TOLD.items():
+        (out / f"{name}.provenance.json").write_text(json.dumps(told))
+    reference.write_manifest(out, "tiny", json.loads(before["reference.json"])["changed"])
+    assert len(contents(out)) == len(before) + 1
+    reference.repack(out)
+    assert contents(out) == before
+    (out / "lolcats/figure3.png").write_bytes(b"")
+    with pytest.raises(UserError, match="figure3.png is not what `relinear track export` wrote"):
+        reference.repack(out)
+
+
+def test_nodes_runs_and_drawings_are_left_out_by_name(results, tmp_path):
+    out, node = tmp_path / "out", "runs/supra/entropy"
+    measurement(results, node)
+    measurement(results, "runs/supra/fidelity")
+    reference.export(results, out)
+    before, nodes, written = contents(out), store.opened(out).all(), changed(out)
+    reference.repack(out, [node])
+    assert store.opened(out).all() == {name: each for name, each in nodes.items() if name != node}
+    reference.repack(out, ["runs/supra"])
+    assert store.opened(out).rows.keys() == {"runs/lizard/finetune", "text/toy"}
+    assert contents(out).keys() == before.keys() - {store.TENSORS} and changed(out) == written
+    reference.repack(out, ["lolcats/figure3", "text/toy"])
+    assert store.opened(out).rows.keys() == {"runs/lizard/finetune"} and changed(out) == {}
+    assert contents(out).keys() == before.keys() - {store.TENSORS, "lolcats/figure3.png"}
+    assert json.loads((out / "provenance.json").read_text()).keys() == {"comparison/table2"}
+    reference.repack(out, ["runs/lizard", "comparison"])  # with weights and provenance
+    assert contents(out).keys() == {"lolcats/figure9.pdf", "reference.json", *store.FILES}
+    reference.verify(out)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        (
+            "runs/lizard/entropie",
+            r"neither node nor drawing 'runs/lizard/entropie'; have .*runs/lizard/entropy",
+        ),
+        ("runs/liz", "neither node nor drawing 'runs/liz'"),
+        ("text/toy", "lolcats/figure3 of .* was made from text/toy; leave out both or none"),
+        ("runs/lizard/entropy", "runs/supra/entropy of .* was made from runs/lizard/entropy; leave out both"),
+    ],
+)
+def test_what_another_was_made_from_is_not_left_out(results, tmp_path, name, said):
+    measurement(results, "runs/lizard/entropy")
+    measurement(results, "runs/supra/entropy", parent="runs/lizard/entropy")
+    reference.export(results, tmp_path / "out")
+    before = contents(tmp_path / "out")
+    with pytest.raises(UserError, match=said):
+        reference.repack(tmp_path / "out", [name])
+    assert contents(tmp_path / "out") == before
+
+
 def changed(out: Path) -> dict[str, dict]:
     return json.loads((out / "reference.json").read_text())["changed"]
 
@@ -216,7 +330,8 @@ def changed(out: Path) -> dict[str, dict]:
 def test_a_file_that_is_not_the_original_says_so_and_what_the_original_was(results, tmp_path):
     out = tmp_path / "out"
     reference.export(results, out)
-    for path in (p for p in out.rglob("*") if p.is_file() and p.name not in ("reference.json", *store.FILES)):
+    beside = {"reference.json", *reference.STORED}
+    for path in (p for p in out.rglob("*") if p.is_file() and p.name not in beside):
         name = path.relative_to(out).as_posix()
         original = results / changed(out).get(name, {"from": name})["from"]
         assert (path.read_bytes() != original.read_bytes()) == (name in changed(out)), name
@@ -554,7 +669,7 @@ def test_committed_runs_of_another_clone_stand_beside_ones_own(tmp_path, interpr
 def test_results_of_another_budget_are_drawn_again_as_they_were(tmp_path):
     folder = Path(shutil.copytree(COMMITTED / "smollm2_quarter", tmp_path / "quarter"))
     table = available(COMMITTED.parents[1] / "workflow/papers")["comparison_details"]
-    files = [folder / "comparison" / f"details.{suffix}" for suffix in ("csv", "md", "claims.csv")]
+    files = [folder / "comparison" / f"details.{suffix}" for suffix in ("csv", "md")]
     before = [path.read_bytes() for path in files]
     files[0].unlink()
     draw_committed(folder, table)

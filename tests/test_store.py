@@ -1,24 +1,35 @@
 """A store gives back what was packed, byte for byte, and one that is cut, mixed, edited or of a newer format
 is refused with its file and node."""
 
+import csv
+import hashlib
 import json
+import math
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from conftest import ROOT
-from synthetic import unpack
+from safetensors.numpy import load as tensors_of
+from safetensors.numpy import save
+from safetensors.torch import save as save_of_torch
+from synthetic import measurement, reading, unpack
 from test_errors import relinear
 
 from relinear import cli
 from relinear.core import store
-from relinear.draw.frame import COLUMNS, frame
+from relinear.draw.frame import COLUMNS, frame, frame_of, score, select
+from relinear.draw.planned import measured_in
+from relinear.draw.weights import tensors_in
+from relinear.errors import UserError
 from relinear.plan.items import read_columns, read_items
 from relinear.plan.measured import load
-from relinear.records import read
+from relinear.records import difference, read
 from relinear.schemas import BrokenError
 
 REFERENCE = ROOT / "results/reference"
@@ -55,10 +66,18 @@ CURVE = [
     {"step": 0, "time": 1.7e9, "loss": 2.5, "lr": 1e-3, "terms": {"layer_00": 0.1}},
     {"step": 5, "time": 1.7e9 + 1, "loss": 2.0, "lr": 1e-3},
 ]
+SQUARE = np.tril(np.random.default_rng(0).random((5, 5), dtype=np.float32))
+TENSORS = {
+    "weights.safetensors": save_of_torch(
+        {f"{kind}.0.{head}": torch.tensor(SQUARE * head) for kind in ("softmax", "method") for head in (1, 2)}
+    ),
+    # bits of numbers that compare otherwise: no number, minus zero
+    "points.safetensors": save({"scores": np.array([np.nan, -0.0, np.inf, 1e-42], np.float32)}),
+}
 
 
 def packed(
-    run="lizard", measure="mmlu", readings=READINGS, items=None, curve=None, indent=1, **changes
+    run="lizard", measure="mmlu", readings=READINGS, items=None, curve=None, tensors=None, indent=1, **changes
 ) -> store.Packed:
     record = {
         "schema": 2,
@@ -69,20 +88,22 @@ def packed(
         "key": "k" * 64,
         "config": {"recipe": {"lr": 1e-3}},
         "parents": {},
-        "artefacts": {},
+        "artefacts": {
+            name: {"sha256": hashlib.sha256(text).hexdigest()} for name, text in (tensors or {}).items()
+        },
         "lock": None,
         "seed": 0,
         "wall_seconds": 1.5,
     } | changes
     metrics = {"facts": {"method": run}, "readings": readings}
     return store.Packed(
-        *(json.dumps(each, indent=indent).encode() for each in (record, metrics)), items, curve
+        *(json.dumps(each, indent=indent).encode() for each in (record, metrics)), items, curve, tensors
     )
 
 
 NODES = {
     "runs/a/mmlu": packed("a"),
-    "runs/lizard/mmlu": packed(items=ITEMS),
+    "runs/lizard/mmlu": packed(items=ITEMS, tensors=TENSORS),
     # an integer where floats are
     "runs/lizard-seed2/mmlu": packed("lizard-seed2", readings=[{**READINGS[0], "value": 1}], tags={"a": "b"}),
     "runs/supra/finetune": packed("supra", "", curve=CURVE, wall_seconds=2),
@@ -124,9 +145,39 @@ def test_every_node_comes_back_as_it_was(place):
 def test_the_same_nodes_give_the_same_bytes_in_any_order(place, tmp_path):
     (tmp_path / "again").mkdir()
     store.write(tmp_path / "again", dict(reversed(NODES.items())))
-    assert all(
-        (tmp_path / "again" / name).read_bytes() == (place / name).read_bytes() for name in store.FILES
+    for name in (*store.FILES, store.TENSORS):
+        assert (tmp_path / "again" / name).read_bytes() == (place / name).read_bytes()
+
+
+def test_files_of_tensors_are_read_as_if_they_lay_in_the_folder(place, tmp_path):
+    """Byte for byte, so with the sha256 that the record names; a node that left none has none."""
+    node = place / "runs/lizard/mmlu"
+    for name, text in TENSORS.items():
+        assert store.exists(node / name) and store.read(node / name) == text
+        assert difference(node, read(node), name) is None
+        assert tensors_in(node / name).keys() == tensors_of(text).keys()
+    assert not store.exists(node / "parts.safetensors") and not store.exists(
+        node / "adapter/points.safetensors"
     )
+    with pytest.raises(FileNotFoundError, match="mmlu/parts.safetensors is missing; attention weights lie"):
+        tensors_in(node / "parts.safetensors")
+    store.write(place, {"runs/lizard/mmlu": packed(items=ITEMS)})
+    assert not (place / store.TENSORS).exists() and not store.exists(node / "weights.safetensors")
+    store.opened(place).verify()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        save({"scores": np.zeros(3, np.float64)}),
+        save({"scores": np.zeros(3, np.float32)}, {"format": "pt"}),
+        save({"scores": np.zeros(3, np.float32), "n": np.zeros(1, np.int32)}),
+    ],
+    ids=["of another dtype", "with metadata", "of two dtypes"],
+)
+def test_tensors_that_would_not_come_back_are_refused(tmp_path, text):
+    with pytest.raises(UserError, match="runs/a/mmlu/points.safetensors: a store has safetensors .* float32"):
+        store.write(tmp_path, {"runs/a/mmlu": packed("a", tensors={"points.safetensors": text})})
 
 
 def test_a_node_of_the_same_name_replaces_the_older_one_and_the_others_stay(place):
@@ -268,6 +319,36 @@ EDITS = {
         lambda table: table.replace_schema_metadata({}),
         "nodes.parquet is no file of a store",
     ),
+    "a tensor's number": (
+        "tensors.parquet",
+        edited("values", [0.5, 0.0, 1.0, 2.0]),
+        "tensors.parquet, node runs/lizard/mmlu: sha256",
+    ),
+    "a tensor's shape": (
+        "tensors.parquet",
+        edited("shape", "[2, 3]"),
+        "tensors.parquet, node runs/lizard/mmlu: points.safetensors cannot be put together: ValueError",
+    ),
+    "a tensor of a file that no record names": (
+        "tensors.parquet",
+        edited("file", "other.safetensors"),
+        "tensors.parquet, node runs/lizard/mmlu: sha256 .* got, no such file expected",
+    ),
+    "a tensor too few": (
+        "tensors.parquet",
+        lambda table: table.slice(2),
+        "tensors.parquet, node runs/lizard/mmlu: sha256",
+    ),
+    "tensors of another node": (
+        "tensors.parquet",
+        edited("node", "runs/x/y"),
+        "tensors.parquet has tensors of runs/x/y, and nodes.parquet no such node",
+    ),
+    "tensors without their values": (
+        "tensors.parquet",
+        lambda table: table.drop(["values"]),
+        "tensors.parquet, node runs/lizard/mmlu: .* cannot be put together: KeyError",
+    ),
     "a column too few": (
         "items.parquet",
         lambda table: table.drop(["acc"]),
@@ -285,8 +366,15 @@ def test_an_edited_store_is_refused_with_its_file_and_node(place, case):
         store.opened(place).verify()
 
 
-@pytest.mark.parametrize("name", store.FILES)
-@pytest.mark.parametrize("damage", ["cut", "gone", "empty", "text"])
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        (name, damage)
+        for name in (*store.FILES, store.TENSORS)
+        for damage in ("cut", "gone", "empty", "text")
+        if (name, damage) != (store.TENSORS, "gone")  # which the manifest of a committed folder tells
+    ],
+)
 def test_a_store_with_a_damaged_file_is_refused_with_that_file(place, name, damage):
     path = place / name
     store.opened(place).verify()
@@ -360,3 +448,89 @@ def test_show_prints_the_record_behind_a_cell(monkeypatch, capsys):
     ):
         code, stderr = relinear(monkeypatch, "show", wrong)
         assert code == 1 and near in stderr and stderr.count("\n") == 1
+
+
+# --- the frame of readings, and the one function by which a cell is read from it ---
+
+CELLS = {
+    "mmlu": ("mmlu", "acc", "mmlu", 100.0),
+    "ppl": ("perplexity", "perplexity", None, 1.0),
+    "lambada": ("lambada", "acc", "lambada_openai", 100.0),
+    "state_mib": ("state_bytes", "mebibytes", "model", 1.0),
+}
+
+
+def of_trainings(*values, stderr=0.1):
+    names = ["lizard", *(f"lizard-seed{n}" for n in range(1, len(values)))]
+    return {
+        (name, "mmlu"): measurement(name, "mmlu", reading("acc", v, stderr, 50, "mmlu"))
+        for name, v in zip(names, values, strict=True)
+    }
+
+
+def test_a_frame_has_a_row_a_reading_and_the_columns_of_the_contract():
+    frame = frame_of(of_trainings(1.0, 2.0) | {("t2r", "mmlu"): None})
+    assert (
+        tuple(frame.columns)
+        == COLUMNS
+        == ("node", "run", "seed", "measure", "metric", "of", "at", "value", "stderr", "n", "why")
+    )
+    assert list(zip(frame["node"], frame["run"], frame["seed"], frame["at"], strict=True)) == [
+        ("results/lizard/mmlu/run.json", "lizard", 0, "{}"),
+        ("results/lizard-seed1/mmlu/run.json", "lizard", 1, "{}"),
+    ]
+    assert tuple(frame_of({}).columns) == COLUMNS and score(frame_of({}), "lizard", "mmlu", "acc") is None
+
+
+def test_a_score_is_the_mean_over_trainings_and_its_error_that_of_items_and_of_trainings():
+    found = score(frame_of(of_trainings(1.0, 2.0, 3.0)), "lizard", "mmlu", "acc", unit=10.0)
+    assert (found.value, found.n, found.sd) == (20.0, 50, 10.0) and found.stderr == pytest.approx(
+        math.hypot(1.0, 10 / math.sqrt(3))
+    )
+    one = score(frame_of(of_trainings(1.0, 2.0)), "lizard-seed1", "mmlu", "acc")
+    assert (one.value, one.stderr, one.sd) == (2.0, 0.1, None), (
+        "a further training by its own name is that one"
+    )
+    assert score(frame_of(of_trainings(1.0, 2.0, stderr=None)), "lizard", "mmlu", "acc").stderr is None
+
+
+def test_a_place_is_found_by_its_value_and_two_objects_are_not_mixed():
+    two = measurement(
+        "t2r",
+        "m",
+        reading("acc", 0.5, of="a", length=2048),
+        reading("acc", 0.6, of="b", length=2048),
+        reading("acc", 0.7, of="a"),
+    )
+    frame = frame_of({("t2r", "m"): two})
+    assert (
+        score(frame, "t2r", "m", "acc", "b", {"length": 2048.0}).value == 0.6
+        and score(frame, "t2r", "m", "acc", at={"length": 1}) is None
+    )
+    with pytest.raises(ValueError, match="acc is read 2 times: of a, b; say of which"):
+        select(frame, "t2r", "m", "acc", at={"length": 2048})
+
+
+def test_what_is_not_defined_is_no_score():
+    undefined = reading("acc", None, None, 0)._replace(why="no window")
+    frame = frame_of({("t2r", "m"): measurement("t2r", "m", undefined)})
+    assert score(frame, "t2r", "m", "acc") is None and list(select(frame, "t2r", "m", "acc")["why"]) == [
+        "no window"
+    ]
+
+
+def test_the_committed_cells_of_lizard_s_table_4_are_scores_of_the_committed_readings():
+    folder, checked = REFERENCE / "lizard_smollm2", 0
+    for row in csv.DictReader((folder / "lizard/table4.csv").read_text().splitlines()):
+        for window in (32, 64, 128, 256):
+            run = f"lizard_w{window}_m{row['meta']}"
+            for name, (measure, metric, of, unit) in CELLS.items():
+                found = {
+                    (run + seed, measure): measured_in(folder / "runs" / (run + seed), measure)
+                    for seed in ("", "-seed1", "-seed2")
+                }
+                ours, cell = score(frame_of(found), run, measure, metric, of, unit=unit), f"{name}_w{window}"
+                assert f"{ours.value:.6g}" == row[cell], (run, name)
+                assert row[f"{cell}_stderr"] == ("" if ours.stderr is None else f"{ours.stderr:.6g}")
+                checked += 1
+    assert checked == 64

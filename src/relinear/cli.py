@@ -830,7 +830,7 @@ def track_export(
     """Pack what is worth committing of a scale's results: tables, figures, records, curves, items' outcomes,
     adapters, methods' parameters.
 
-    Records, readings, curves and items lie in four parquet files. Curves are thinned, figures have 256
+    Records, readings, curves, items and attention lie in parquet files. Curves are thinned, figures have 256
     colours, adapters of runs that computed in bfloat16 are rounded to it, as they are when loaded in it;
     reference.json says so of each file, and has the originals' sha256.
     """
@@ -840,6 +840,32 @@ def track_export(
     for part, size in sizes.items():
         print(f"{size:>12,} bytes  {part}")
     print(f"{sum(sizes.values()):>12,} bytes  {out}")
+
+
+@track.command("repack")
+def track_repack(
+    folder: Annotated[
+        Path,
+        typer.Argument(
+            help="Committed results, such as results/reference/smollm2, or the folder of several."
+        ),
+    ],
+    without: Annotated[
+        list[str] | None,
+        typer.Option(
+            help=(
+                "A node (runs/lizard/mmlu), a run (runs/lizard) or a drawing (lizard/table4) to leave out;"
+                " may be given several times."
+            )
+        ),
+    ] = None,
+) -> None:
+    """Write committed results anew as this version writes them; or leave some out."""
+    from relinear.tracking.committed import folders, repack
+
+    for part in folders(folder):
+        sizes = repack(part, without or ())
+        print(f"{sum(sizes.values()):>12,} bytes  {part}")
 
 
 @track.command("import")

@@ -292,9 +292,8 @@ def otherwise(folder: Path, record: dict[str, Any]) -> str | None:
     if home is None:
         return differs(folder, record)
     inside = folder.relative_to(home).as_posix() + "/"
-    named = [
-        home / name for name in named_in(home / MANIFEST) if name.startswith(inside) or name in store.FILES
-    ]
+    shared = {*store.FILES, store.TENSORS}
+    named = [home / name for name in named_in(home / MANIFEST) if name.startswith(inside) or name in shared]
     there = [path for path in folder.rglob("*") if path.is_file()]
     return next(filter(None, map(_committed_otherwise, sorted({*named, *there}))), None)
 

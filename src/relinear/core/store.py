@@ -1,5 +1,5 @@
-"""The store: finished nodes of a campaign in four parquet files, which are read as if each node's folder were
-there.
+"""The store: finished nodes of a campaign in a few parquet files, which are read as if each node's folder
+were there.
 
     nodes.parquet     a row a node: every field of its run.json, its metrics.json without the readings, and
                       sha256 of all that is stored of it
@@ -7,11 +7,13 @@ there.
     items.parquet     a row a scored item: node, and the fields that measurements write, each NULL where an
                       item has none
     curves.parquet    a row a logged training step: node, step, time, loss, ...
+    tensors.parquet   a row a tensor that a measurement left for a figure: node, file, tensor, shape, values;
+                      a store without such tensors has not the file
 
 A node is named by its folder in the campaign, such as `runs/lizard/mmlu`. A column holds numbers, booleans or
 texts where all its values are such; otherwise it holds JSON, and the column's metadata says so. The same
 nodes give the same bytes. Readers look into a node's own folder first and then into the store above it
-(`read`, `columns`, `curve`); run.json and metrics.json come back byte for byte.
+(`read`, `columns`, `curve`); run.json, metrics.json and files of tensors come back byte for byte.
 """
 
 import functools
@@ -23,6 +25,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from relinear.errors import UserError
 from relinear.files import aside
 from relinear.schemas import BrokenError
 
@@ -36,10 +39,12 @@ NODES, READINGS, ITEMS, CURVES = FILES = (
     "items.parquet",
     "curves.parquet",
 )
+TENSORS = "tensors.parquet"
 RECORD, METRICS, CURVE = "run.json", "metrics.json", "history.jsonl"
 # metadata of a file, and of a column that holds JSON
 MARK, JSON = b"relinear.store", {b"relinear.json": b"1"}
 GROUP = 1 << 17  # rows of a row group: of a large table only the groups with a node's rows are read
+PAGE = 1 << 27  # bytes of a page of tensors, unpacked: what repeats within a page is written once
 # bytes that the distinct values of a column may take in a group before each is written again
 DICTIONARY = 1 << 24
 LARGEST = 1 << 30  # bytes of a file, unpacked: more is no result of ours
@@ -53,12 +58,13 @@ Columns = dict[str, list[Any]]  # of items: field -> a value an item, None where
 
 class Packed(NamedTuple):
     """All that is stored of a node: run.json and metrics.json as bytes, items as columns, the lines of a
-    training's curve. None: it has none."""
+    training's curve, its safetensors files of float32 tensors by name. None: it has none."""
 
     record: bytes
     metrics: bytes | None = None
     items: Columns | None = None
     curve: list[dict[str, Any]] | None = None
+    tensors: dict[str, bytes] | None = None
 
 
 # --- as a caller reads a node ---
@@ -100,21 +106,22 @@ def folder_of(name: str) -> Path:
 
 
 def read(path: Path) -> bytes:
-    """The bytes of a node's run.json or metrics.json, of its folder or of the store. Raises FileNotFoundError
-    where neither has the file."""
-    if not path.is_file() and path.name in (RECORD, METRICS) and (found := packed(path.parent)) is not None:
-        store, node = found
-        if (text := store.record(node) if path.name == RECORD else store.metrics(node)) is not None:
-            return text
+    """The bytes of a node's run.json, metrics.json or file of tensors, of its folder or of the store. Raises
+    FileNotFoundError where neither has the file."""
+    if (
+        not path.is_file()
+        and (found := packed(path.parent)) is not None
+        and found[0].has(found[1], path.name)
+    ):
+        return found[0].file(found[1], path.name)
     return path.read_bytes()
 
 
 def exists(path: Path) -> bool:
     """Whether `read` can read this file."""
-    if path.is_file() or path.name not in (RECORD, METRICS):
-        return path.is_file()
-    found = packed(path.parent)
-    return found is not None and (path.name == RECORD or found[0].row(found[1])["metrics_sha256"] is not None)
+    return path.is_file() or (
+        (found := packed(path.parent)) is not None and found[0].has(found[1], path.name)
+    )
 
 
 def nodes(root: Path) -> list[Path]:
@@ -175,7 +182,8 @@ def _line(text: bytes, where: str) -> dict[str, Any]:
 def opened(place: Path) -> "Store":
     """The store in a folder. A process reads its files again only if they were replaced. Raises BrokenError
     for files that cannot be believed."""
-    there = [path.stat() for path in map(place.joinpath, FILES) if path.name == NODES or path.exists()]
+    files = map(place.joinpath, (*FILES, TENSORS))
+    there = [path.stat() for path in files if path.name == NODES or path.exists()]
     return _opened(place, *((stat.st_ino, stat.st_size, stat.st_mtime_ns) for stat in there))
 
 
@@ -185,7 +193,7 @@ def _opened(place: Path, *_: object) -> "Store":
 
 
 class Store:
-    """The nodes in a folder's four files. `rows`: node -> its row. Every value read is checked against the
+    """The nodes in a folder's files. `rows`: node -> its row. Every value read is checked against the
     sha256 in the node's row."""
 
     def __init__(self, place: Path) -> None:
@@ -200,6 +208,11 @@ class Store:
             column: [0, *accumulate(n or 0 for n in counts)] for column, counts in self._about.items()
         }
         self._texts: dict[tuple[str, str], bytes] = {}  # (node, file): what was read, and checked, before
+        self._of_tensors: dict[str, dict[str, list[int]]] = {}  # node -> file -> its rows of TENSORS
+        if (place / TENSORS).is_file():
+            table = _rows_of(place / TENSORS, 0, None, ["file"])
+            for i, (node, file) in enumerate(zip(*(each.to_pylist() for each in table.columns), strict=True)):
+                self._of_tensors.setdefault(node, {}).setdefault(file, []).append(i)
 
     def row(self, node: str) -> dict[str, Any]:
         """The node's row of nodes.parquet."""
@@ -230,6 +243,34 @@ class Store:
             text = self._text(node, values, row["metrics_json"], READINGS)
             self._texts[node, READINGS] = self._checked(node, text, row["metrics_sha256"], READINGS)
         return self._texts[node, READINGS]
+
+    def has(self, node: str, name: str) -> bool:
+        """Whether `file` has a file of this name."""
+        if name == METRICS:
+            return self.row(node)["metrics_sha256"] is not None
+        return name == RECORD or name in self._of_tensors.get(node, {})
+
+    def file(self, node: str, name: str) -> bytes:
+        """The node's run.json, metrics.json or file of tensors, which it must have."""
+        if name in (RECORD, METRICS):
+            return self.record(node) if name == RECORD else self.metrics(node)
+        from safetensors.numpy import save
+
+        path = self.place / TENSORS
+        table = _table(path).take(self._of_tensors[node][name])
+        try:
+            names, shapes = (table[column].to_pylist() for column in ("tensor", "shape"))
+            numbers = [each.values.to_numpy() for each in table["values"]]
+            tensors = {n: x.reshape(json.loads(s)) for n, s, x in zip(names, shapes, numbers, strict=True)}
+            text = save(tensors)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise BrokenError(f"{path}, node {node}: {name} cannot be put together: {error!r}") from None
+        expected = json.loads(self.record(node))["artefacts"].get(name, {}).get("sha256", "no such file")
+        return self._checked(node, text, expected, TENSORS)
+
+    def tensors(self, node: str) -> dict[str, bytes] | None:
+        """The node's files of tensors by name; None for a node without one."""
+        return {name: self.file(node, name) for name in self._of_tensors.get(node, ())} or None
 
     def items(self, node: str) -> Columns | None:
         """The node's items as columns; None for a node without items."""
@@ -264,13 +305,18 @@ class Store:
                     f"{self.place / file} has {rows} rows, and {NODES} counts {counted}: they are not of one"
                     " store"
                 )
-        for node in self.rows:
-            self.record(node), self.metrics(node), self.items(node), self.curve(node)
+        if foreign := self._of_tensors.keys() - self.rows.keys():
+            raise BrokenError(
+                f"{self.place / TENSORS} has tensors of {min(foreign)}, and {NODES} no such node"
+            )
+        self.all()
 
     def all(self) -> dict[str, Packed]:
         """Every node with all that is stored of it."""
         return {
-            node: Packed(self.record(node), self.metrics(node), self.items(node), self.curve(node))
+            node: Packed(
+                *(of(node) for of in (self.record, self.metrics, self.items, self.curve, self.tensors))
+            )
             for node in self.rows
         }
 
@@ -319,7 +365,10 @@ class Store:
 
 
 def write(place: Path, packed_nodes: Mapping[str, Packed]) -> None:
-    """Write the four files of a store with exactly these nodes, in the order of their names."""
+    """Write the files of a store with exactly these nodes, in the order of their names.
+
+    Raises UserError for a file of tensors that others than float32 or metadata are in.
+    """
     found = {
         node: each._replace(items=each.items and _plain(each.items))
         for node, each in sorted(packed_nodes.items())
@@ -367,15 +416,20 @@ def write(place: Path, packed_nodes: Mapping[str, Packed]) -> None:
                 "readings": len(readings[node]) if node in readings else None,
             }
         )
-    _write(place / READINGS, _readings_table(readings))
+    _write(place / READINGS, _readings_table(readings), ("value", "stderr"))
     _write(
         place / ITEMS, _items_table({node: each.items for node, each in found.items() if each.items}, kinds)
     )
     lines = [(node, line) for node, each in found.items() for line in each.curve or ()]
-    _write(
-        place / CURVES,
-        _table_of([line for _, line in lines], {"node": _texts(node for node, _ in lines)}, exact=False),
-    )
+    curves = _table_of([line for _, line in lines], {"node": _texts(node for node, _ in lines)}, exact=False)
+    _write(place / CURVES, curves, [field.name for field in curves.schema if field.type == "double"])
+    (place / TENSORS).unlink(missing_ok=True)
+    if tensors := [
+        (node, name, text)
+        for node, each in found.items()
+        for name, text in sorted((each.tensors or {}).items())
+    ]:
+        _write(place / TENSORS, _tensors_table(tensors), ["values.list.element"])
     told = [
         {f"run.{name}": value for name, value in json.loads(each.record).items()} for each in found.values()
     ]
@@ -469,6 +523,26 @@ def _items_table(items: Mapping[str, Columns], kinds: Mapping[str, Mapping[str, 
         fields.append(field)
         columns.append(column)
     return pa.table(columns, pa.schema(fields))
+
+
+def _tensors_table(files: Iterable[tuple[str, str, bytes]]) -> "pa.Table":
+    import numpy as np
+    import pyarrow as pa
+    from safetensors.numpy import load, save
+
+    rows = []
+    for node, name, text in files:
+        tensors = load(text)
+        if any(x.dtype != np.float32 for x in tensors.values()) or save(tensors) != text:
+            raise UserError(
+                f"{node}/{name}: a store has safetensors files of float32 tensors, without metadata"
+            )
+        rows += [
+            (node, name, tensor, json.dumps(x.shape), x.ravel()) for tensor, x in sorted(tensors.items())
+        ]
+    names = [_texts(row[i] for row in rows) for i in range(4)]
+    values = pa.array([row[4] for row in rows], pa.list_(pa.float32()))
+    return pa.table([*names, values], names=["node", "file", "tensor", "shape", "values"])
 
 
 def _table_of(rows: Sequence[Mapping[str, Any]], first: Mapping[str, "pa.Array"], exact: bool) -> "pa.Table":
@@ -597,13 +671,15 @@ def _text_of_curve(lines: Sequence[Mapping[str, Any]]) -> bytes:
     return json.dumps(_floats(list(lines)), separators=(",", ":"), sort_keys=True).encode()
 
 
-def _write(path: Path, table: "pa.Table") -> None:
+def _write(path: Path, table: "pa.Table", split: Sequence[str] = ()) -> None:
+    """Write a table. `split`: columns of floats, of which like bytes are written beside each other."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     table = table.replace_schema_metadata({MARK: str(FORMAT).encode()})
     # mostly each one more than the one before
     counts = [field.name for field in table.schema if pa.types.is_integer(field.type)]
+    encoding = dict.fromkeys(counts, "DELTA_BINARY_PACKED") | dict.fromkeys(split, "BYTE_STREAM_SPLIT")
     with aside(path) as unfinished:
         pq.write_table(
             table,
@@ -611,9 +687,10 @@ def _write(path: Path, table: "pa.Table") -> None:
             compression="zstd",
             compression_level=19,
             row_group_size=GROUP,
+            data_page_size=PAGE,
             dictionary_pagesize_limit=DICTIONARY,
-            use_dictionary=[name for name in table.column_names if name not in counts],
-            column_encoding=dict.fromkeys(counts, "DELTA_BINARY_PACKED"),
+            use_dictionary=[name for name in table.column_names if name not in encoding],
+            column_encoding=encoding,
         )
 
 

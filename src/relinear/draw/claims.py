@@ -393,9 +393,8 @@ def unlike(
     had = _doses(claim, tokens, spec, forms or {})
     less = [said for said, enough in had if not enough]
     dose = f"other dose: {', '.join(less)}{' tokens' * (claim.parameters is None)}" if less else ""
-    recipe = claim.recipe or (spec.recipe if spec is not None else None)
     form = _other_form(claim, spec, asked or {}, forms or {}) if spec is not None else ""
-    return "; ".join(filter(None, (form, dose, recipe and f"other recipe: {recipe}")))
+    return "; ".join(filter(None, (form, dose, claim.recipe and f"other recipe: {claim.recipe}")))
 
 
 def dose_by_parameter(claim: Claim, tokens: Mapping[str, int], spec: Spec, forms: Mapping[str, Form]) -> str:

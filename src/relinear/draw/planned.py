@@ -10,7 +10,7 @@ from pathlib import Path
 
 from relinear import records
 from relinear.core import store
-from relinear.draw import About, Measurements, spreads
+from relinear.draw import About, Measurements, provenance, spreads
 from relinear.draw.drawing import make, verdicts
 from relinear.draw.render import paint
 from relinear.errors import UserError
@@ -143,8 +143,8 @@ def _measured(plan: Plan, node: Node, address: tuple[str, str], put_aside: bool)
 
 
 def draw_committed(folder: Path, artefact: Artefact, claims: bool = False) -> list[Path]:
-    """Draw a table or figure into `<folder>/<paper>/` and name its files in the folder's manifest; returns
-    them.
+    """Draw a table or figure into `<folder>/<paper>/`, write where its cells come from into the folder's
+    provenance.json, and name the files in the folder's manifest; returns them.
 
     A run that the folder does not have is `not run`. A benchmark's folder has no manifest and no runs: a
     figure of its rows is drawn from these alone. Raises UserError where the folder has none of the runs or
@@ -159,7 +159,8 @@ def draw_committed(folder: Path, artefact: Artefact, claims: bool = False) -> li
             raise UserError(
                 f"{missing[0]} is missing: {artefact.name} is drawn from it{_elsewhere(folder, artefact)}"
             )
-        return _small(how(artefact, {}, About(scale="", files=files), out))
+        with _alone(folder):
+            return _small(folder, how(artefact, {}, About(scale="", files=files), out))
     if not manifest.is_file():
         raise UserError(
             f"{folder} has no {MANIFEST}: it is no folder of committed results{_elsewhere(folder, artefact)}"
@@ -181,7 +182,7 @@ def draw_committed(folder: Path, artefact: Artefact, claims: bool = False) -> li
         )
     plan = Plan(scale=found["scale"], budget=float(found["budget"] or 1), seed=int(found["seed"] or 0))
     try:
-        written = _small(_draw(plan, artefact, measured, out, how))
+        drawn = _draw(plan, artefact, measured, out, how)
     except FileNotFoundError as error:
         command = (
             f"relinear draw {artefact.paper} {artefact.stem} --scale {plan.scale} --budget {plan.budget:g}"
@@ -189,9 +190,12 @@ def draw_committed(folder: Path, artefact: Artefact, claims: bool = False) -> li
         alone = "; its verdicts alone: the same with --claims" * bool(artefact.spec.claims)
         raise UserError(f"{artefact.name}: {error}; where they were measured: {command}{alone}") from None
     with _alone(folder):  # what was drawn meanwhile stays in the manifest
+        written = _small(folder, drawn)
         facts = records.read_manifest(manifest)
-        facts["files"] |= {path.relative_to(folder).as_posix(): sha256(path) for path in written}
-        facts["files"] = dict(sorted(facts["files"].items()))
+        names = {path.relative_to(folder).as_posix(): path for path in (*drawn, *written)}
+        kept = {name: hashed for name, hashed in facts["files"].items() if name not in names}
+        made = {name: sha256(path) for name, path in names.items() if path.is_file()}
+        facts["files"] = dict(sorted((kept | made).items()))
         write_json(manifest, facts)
     return written
 
@@ -229,8 +233,13 @@ def _elsewhere(folder: Path, artefact: Artefact) -> str:
     return f"; possible: {', '.join(found)}" if found else ""
 
 
-def _small(written: list[Path]) -> list[Path]:
-    """Make drawn files small enough to commit: PNGs in 256 colours and no PDF. Returns their paths."""
+def _small(folder: Path, written: list[Path]) -> list[Path]:
+    """Make drawn files small enough to commit: PNGs in 256 colours, no PDF, and the provenance in the one
+    file of the folder. Returns their paths."""
+    if told := provenance.of_drawings(folder, written):
+        written = [*written, provenance.write_committed(folder, provenance.committed(folder) | told)]
+        for name in told:
+            (folder / f"{name}{provenance.BESIDE}").unlink()
     for path in written:
         if path.suffix == ".png":
             paint(path, path)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from relinear.core import store
+from relinear.draw import provenance
 from relinear.draw.claims import COLUMNS, tally
 from relinear.draw.deviations import objected
 from relinear.draw.index import _committed, records_behind
@@ -27,7 +28,7 @@ SITE = "../repository"
 CLAIMS = ("claim", "source", "tested by", "at", "whose", "verdict", "evidence", "reason")
 SHOWN = ("png", "md")  # the file that stands on the page; where there are both, the picture
 COUNTED = "- Counted: no measurement is behind it."
-LINKED = ("csv", "pdf", "provenance.json", "claims.csv")
+LINKED = ("csv", "pdf", "claims.csv")
 
 
 def report(root: Path) -> dict[str, tuple[str, set[str]]]:
@@ -194,9 +195,10 @@ def _place(artefact: Artefact, place: Path, root: Path, link: Link) -> Iterator[
     """The committed results of one folder: the picture or the table, and the files."""
     folder = place.relative_to(root / "results/reference").parts[0]
     yield f"### In `{folder}`"
-    files = {suffix: place.with_name(f"{place.name}.{suffix}") for suffix in (*SHOWN, *LINKED)}
-    told = json.loads(read_committed(files["provenance.json"])) if files["provenance.json"].is_file() else {}
     scale = root / "results/reference" / folder
+    files = {suffix: place.with_name(f"{place.name}.{suffix}") for suffix in (*SHOWN, *LINKED)}
+    files[provenance.FILE] = scale / provenance.FILE
+    told = provenance.of(place)
     records = {
         row: {column: _records(origin, scale) for column, origin in cells.items()}
         for row, cells in told.get("cells", {}).items()

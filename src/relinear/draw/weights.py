@@ -5,8 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-from safetensors.numpy import load_file
+from safetensors.numpy import load
 
+from relinear.core import store
 from relinear.plan.measured import Measured
 
 # (layer, head) -> softmax [T, T], method [T, T]
@@ -31,13 +32,13 @@ def per_head(found: Measured, metric: str) -> np.ndarray:
 
 
 def tensors_in(path: Path) -> dict[str, np.ndarray]:
-    """What a measurement left beside its readings. Raises FileNotFoundError for a folder that was copied
-    without it, as committed ones are."""
-    if not path.is_file():
+    """What a measurement left beside its readings, in its folder or in a store. Raises FileNotFoundError
+    where neither has it."""
+    if not store.exists(path):
         raise FileNotFoundError(
             f"{path} is missing; attention weights lie where they were measured, and these are not committed"
         )
-    return load_file(path)
+    return load(store.read(path))
 
 
 def read_weights(path: Path) -> Pairs:

@@ -263,10 +263,9 @@ class Spec(Strict):
     """The fields of every spec.
 
     `label` is the paper's own label; `says` is one line. `not_run`: what the committed results lack, and why,
-    for the index and the report. `recipe`: how the training of all rows differs from the paper's; no claim of
-    a paper is then judged. `forms`: row -> settings in which its form differs from its paper's (`forms` in
-    paper.yaml); null asks for no value. `objection`: what an author of the paper might object to our numbers,
-    and what was done about it, in a sentence, for the label's page.
+    for the index and the report. `forms`: row -> settings in which its form differs from its paper's (`forms`
+    in paper.yaml); null asks for no value. `objection`: what an author of the paper might object to our
+    numbers, and what was done about it, in a sentence, for the label's page.
     """
 
     gated: ClassVar[bool] = False  # whether it reads the gate of each run
@@ -276,7 +275,6 @@ class Spec(Strict):
     says: str
     draw: str = "table"
     claims: tuple[Claim, ...] = ()
-    recipe: str | None = None
     forms: dict[str, dict[str, Any]] = {}
     misprints: tuple[Misprint, ...] = ()
     not_run: str = ""
@@ -400,9 +398,7 @@ class Spec(Strict):
                     f" of {', '.join(sorted(BEST))}"
                 )
             grows = claim.right is not None and claim.right.row == claim.left.row
-            if claim.full(claim.left).column in COSTS and not (
-                grows or claim.ours or claim.recipe or self.recipe
-            ):
+            if claim.full(claim.left).column in COSTS and not (grows or claim.ours or claim.recipe):
                 raise ValueError(
                     f"claim {claim.claim!r} compares what a program took with another program or with a card,"
                     " which is of its kernels and its card; say in `recipe` what ours were"

@@ -187,11 +187,6 @@ class Table(Spec):
         """The suffixes of the files that its shape writes."""
         return ("csv", "md")
 
-    @property
-    def suffixes(self) -> tuple[str, ...]:
-        """The suffixes of all files of it: a table has a file of claims, if it makes none."""
-        return (*self.made, "claims.csv", "provenance.json")
-
     def put_beside(self, published: Mapping[str, tuple[Entry, ...]]) -> None:
         """Set the published numbers: row -> what papers print there."""
         self._published = dict(published)
@@ -423,4 +418,3 @@ class Picture(Table):
     matplotlib figure."""
 
     made = Spec.made
-    suffixes = Spec.suffixes

@@ -2,10 +2,10 @@
 that can be made again.
 
 The record, metrics, curve and items of every finished node go into the folder's store
-(`relinear.core.store`), four parquet files. Beside them lie tables, figures and their provenance, adapters
-and the parameters that a method added of the headline table's rows, and the attention weights and gates that
-a figure shows, so that each figure can be drawn again. Left behind are whole models, corpora, activations,
-checkpoints, logs, and PDFs that have a PNG beside them. What is kept is made smaller:
+(`relinear.core.store`), a few parquet files, and so do the attention weights and gates that a figure shows:
+each figure can be drawn again. Beside them lie tables and figures, one provenance.json of all of these, and
+adapters and the parameters that a method added of the headline table's rows. Left behind are whole models,
+corpora, activations, checkpoints, logs, and PDFs that have a PNG beside them. What is kept is made smaller:
 
 - a curve has at most `LINES` + 1 lines;
 - items lack scores and targets but in the headline table's rows, and texts of data that may not be
@@ -21,18 +21,20 @@ original's name and sha256, which a node's record has too.
 import csv
 import json
 import shutil
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from relinear import records
 from relinear.core import store
+from relinear.draw import provenance
 from relinear.draw.render import paint
 from relinear.errors import UserError
 from relinear.files import MANIFEST, folder_aside, sha256, write_json
 from relinear.plan.items import FILE as ITEMS
 from relinear.plan.items import read_columns
 from relinear.plan.items import read_items as read_items
+from relinear.plan.near import possible
 from relinear.tracking import mirror
 
 HEADLINE = "comparison/table2.csv"  # its rows keep weights
@@ -45,11 +47,12 @@ SCORED = {"scores", "target"}  # fields of an item that only the headline table'
 TEXTS = {"rouge": {"written", "right"}}
 # files of a node whose content goes into the store
 PACKED = {store.RECORD, store.METRICS, store.CURVE, ITEMS}
-# of a measurement: what figures of attention and gates are drawn from
+# of a measurement: what figures of attention and gates are drawn from, in the store too
 OF_FIGURE = {"weights.safetensors", "points.safetensors", "parts.safetensors"}
 EMPTY = 16  # bytes of such a file without a tensor
 LARGEST_OF_FIGURE = 2_000_000  # bytes of one of them that are worth committing
 METHOD, ADAPTER = "method.safetensors", "adapter/adapter_model.safetensors"
+STORED = {*store.FILES, store.TENSORS, provenance.FILE}  # what other files are packed into
 WEIGHTS = {METHOD, ADAPTER, "adapter/adapter_config.json"}  # of a step of a headline row
 RENDERED = {".csv", ".md", ".png", ".pdf"}
 
@@ -86,20 +89,20 @@ def export(
     older = [
         name
         for name in before["files"]
-        if name not in {*kept, *store.FILES} and not nodes.keys() & {p.as_posix() for p in Path(name).parents}
+        if name not in {*kept, *STORED} and not nodes.keys() & {p.as_posix() for p in Path(name).parents}
     ]
     changed = {name: how for name, how in before["changed"].items() if name in older}
     with folder_aside(out) as scratch:
-        scratch.mkdir(parents=True)
-        for name in older:
-            (scratch / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(out / name, scratch / name)
+        _copy(out, older, scratch)
         store.write(
             scratch,
             store.joined(
                 out if add else scratch, {name: _packed(folder, rows) for name, folder in nodes.items()}
             ),
         )
+        drawn = provenance.of_drawings(results, _files(results))
+        if told := (provenance.committed(out) if add else {}) | drawn:
+            provenance.write_committed(scratch, told)
         for name, source in kept.items():
             (scratch / name).parent.mkdir(parents=True, exist_ok=True)
             if (change := _change(source)) is None:
@@ -108,24 +111,105 @@ def export(
             how, write = change
             write(source, scratch / name)
             changed[name] = {"how": how, "from": name, "sha256": sha256(source)}
-        files = {
-            p.relative_to(scratch).as_posix(): p.stat().st_size
-            for p in sorted(scratch.rglob("*"))
-            if p.is_file()
-        }
-        sizes: dict[str, int] = {}
-        for name, size in files.items():
-            part = "/".join(name.split("/")[:2]) if name.startswith("runs/") else name.split("/")[0]
-            sizes[part] = sizes.get(part, 0) + size
-        if sum(files.values()) > LARGEST:
-            largest = ", ".join(
-                f"{name} {size:,}" for name, size in sorted(files.items(), key=lambda item: -item[1])[:5]
-            )
+        return _closed(scratch, results.name, changed)
+
+
+def repack(folder: Path | str, without: Collection[str] = ()) -> dict[str, int]:
+    """Write a committed folder anew, as this version writes it, whole or not at all; its bytes as of
+    `export`. What the store takes in and lies beside it, as earlier versions left it, goes into it.
+
+    `without` names what is left out: nodes such as `runs/lizard/mmlu`, all nodes of a folder such as
+    `runs/lizard`, and drawings such as `lizard/table4`.
+
+    Raises UserError for a folder that is not as it was exported, a name that it does not have, and a node
+    that another one, or a drawing, which stays was made from.
+    """
+    folder = Path(folder)
+    verify(folder)
+    manifest = {"changed": {}, **records.read_manifest(folder / MANIFEST)}
+    nodes, files = store.opened(folder).all(), {name: folder / name for name in manifest["files"]}
+    told = provenance.committed(folder) | provenance.of_drawings(folder, files.values())
+    for name in without:
+        if not any(_is_of(each, [name]) for each in (*nodes, *told)):
             raise UserError(
-                f"{results} comes to {sum(files.values()):,} bytes, more than {LARGEST:,}; the largest:"
-                f" {largest}"
+                f"{folder} has neither node nor drawing {name!r}; {possible(name, (*told, *nodes))}"
             )
-        write_manifest(scratch, results.name, changed)
+    nodes = {name: each for name, each in nodes.items() if not _is_of(name, without)}
+    told = {name: each for name, each in told.items() if not _is_of(name, without)}
+    _require_whole(folder, nodes, told)
+    for name, each in nodes.items():
+        loose = {file: folder / name / file for file in OF_FIGURE if f"{name}/{file}" in files}
+        tensors = (each.tensors or {}) | {file: path.read_bytes() for file, path in loose.items()}
+        nodes[name] = each._replace(tensors=tensors or None)
+    taken = {f"{name}/{file}" for name, each in nodes.items() for file in each.tensors or ()} | STORED
+    older = [
+        name
+        for name in files
+        if name not in taken
+        and not name.endswith(provenance.BESIDE)
+        and not _is_of(name, without)
+        and not (name.count("/") == 1 and _is_of(name.partition(".")[0], without))
+    ]
+    with folder_aside(folder) as scratch:
+        _copy(folder, older, scratch)
+        if without and nodes.keys() == store.opened(folder).rows.keys():  # drawings alone are left out
+            _copy(folder, [name for name in STORED if name in files], scratch)
+        else:
+            store.write(scratch, nodes)
+        (scratch / provenance.FILE).unlink(missing_ok=True)
+        if told:
+            provenance.write_committed(scratch, told)
+        changed = {name: how for name, how in manifest["changed"].items() if name in older}
+        return _closed(scratch, manifest["scale"], changed)
+
+
+def _is_of(name: str, places: Collection[str]) -> bool:
+    """Whether a name is one of these places, or lies in one."""
+    return any(name == place or name.startswith(f"{place}/") for place in places)
+
+
+def _require_whole(
+    folder: Path, nodes: Mapping[str, store.Packed], told: Mapping[str, Mapping[str, Any]]
+) -> None:
+    """Raise UserError where a node or a drawing was made from a node of this folder that is not among
+    `nodes`."""
+    had = store.opened(folder).rows.keys() - nodes.keys()
+    behind = {name: [each.partition("#")[2] for each in of["sources"]] for name, of in told.items()} | {
+        name: [records.place(p["path"]).as_posix() for p in json.loads(each.record)["parents"].values()]
+        for name, each in nodes.items()
+    }
+    for name, of in behind.items():
+        if gone := had & {*of}:
+            raise UserError(f"{name} of {folder} was made from {min(gone)}; leave out both or none")
+
+
+def _copy(folder: Path, names: Iterable[str], to: Path) -> None:
+    """Copy these files of a folder into the new folder `to`."""
+    to.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        (to / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(folder / name, to / name)
+
+
+def _closed(folder: Path, scale: str, changed: dict[str, dict[str, str]]) -> dict[str, int]:
+    """Write the manifest of a folder that has all else; its bytes by file of the store, run with weights, and
+    folder of tables or figures. Raises UserError for more than `LARGEST` bytes."""
+    files = {
+        p.relative_to(folder).as_posix(): p.stat().st_size for p in sorted(folder.rglob("*")) if p.is_file()
+    }
+    sizes: dict[str, int] = {}
+    for name, size in files.items():
+        part = "/".join(name.split("/")[:2]) if name.startswith("runs/") else name.split("/")[0]
+        sizes[part] = sizes.get(part, 0) + size
+    if sum(files.values()) > LARGEST:
+        largest = ", ".join(
+            f"{name} {size:,}" for name, size in sorted(files.items(), key=lambda item: -item[1])[:5]
+        )
+        raise UserError(
+            f"what is kept of {scale} comes to {sum(files.values()):,} bytes, more than {LARGEST:,}; the"
+            f" largest: {largest}"
+        )
+    write_manifest(folder, scale, changed)
     return sizes
 
 
@@ -198,15 +282,12 @@ def _require_as_recorded(results: Path) -> None:
 
 def _kept(results: Path, rows: set[str]) -> Iterator[tuple[str, Path]]:
     """The files that lie beside the store, by their names in `results`: with the weights of these runs."""
-    nodes = {folder: records.read(folder) for folder in _nodes(results)}
+    nodes = {*_nodes(results)}
     for path in _files(results):
         name, node = path.relative_to(results).as_posix(), next((p for p in path.parents if p in nodes), None)
         if node is None:
             redrawn = path.suffix == ".pdf" and path.with_suffix(".png").is_file()
-            if path.suffix in RENDERED and not redrawn or path.name.endswith(".provenance.json"):
-                yield name, path
-        elif path.name in OF_FIGURE and nodes[node].get("measure"):
-            if EMPTY < path.stat().st_size <= LARGEST_OF_FIGURE:
+            if path.suffix in RENDERED and not redrawn:
                 yield name, path
         elif path.relative_to(node).as_posix() in WEIGHTS and node.parent.name in rows:
             yield name, path
@@ -219,9 +300,15 @@ def _packed(folder: Path, rows: set[str]) -> store.Packed:
         for name in ("run.json", "metrics.json")
     ]
     items = _items(folder, rows) if (folder / ITEMS).is_file() else None
-    return store.Packed(
-        *texts, items, _thin(folder / store.CURVE) if (folder / store.CURVE).is_file() else None
-    )
+    curve = _thin(folder / store.CURVE) if (folder / store.CURVE).is_file() else None
+    tensors = {
+        name: (folder / name).read_bytes()
+        for name in OF_FIGURE
+        if json.loads(texts[0]).get("measure")
+        and (folder / name).is_file()
+        and EMPTY < (folder / name).stat().st_size <= LARGEST_OF_FIGURE
+    }
+    return store.Packed(*texts, items, curve, tensors or None)
 
 
 def _change(source: Path) -> Change | None:

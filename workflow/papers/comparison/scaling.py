@@ -8,6 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from relinear.core import store
+from relinear.draw import provenance
 from relinear.draw.claims import Value
 from relinear.draw.pictures import page
 from relinear.draw.quote import SHOWN_AS, lines_of
@@ -57,8 +58,7 @@ def figure(spec, measured, about) -> Figure:
 
 def teacher_of(table: Path) -> str:
     """The model that the runs of a committed table begin with, as the record behind its first cell says."""
-    told = json.loads(read_committed(table.with_name(f"{table.stem}.provenance.json")))
-    place, _, node = next(iter(told["sources"])).partition("#")
+    place, _, node = next(iter(provenance.of(table.with_suffix(""))["sources"])).partition("#")
     folder = Path(place).parent / node if node else Path(place).parent
     record = json.loads(store.read(folder / "run.json"))
     return Path(record["parents"]["model"]["path"]).name
