@@ -30,6 +30,7 @@ FLOORS = [
     {"core"},
     {"records", "weights"},
     {"folders"},
+    {"opening"},
     {"plan.sources", "plan.near"},
     {"plan.strict", "plan.job", "plan.readings", "plan.code"},  # the values that rooms hand to each other
     {"plan.sane", "plan.measured"},

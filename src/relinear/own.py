@@ -24,6 +24,7 @@ from relinear.draw.render import markdown
 from relinear.errors import UserError
 from relinear.get import assets, readers, text
 from relinear.linearize.model import linearize
+from relinear.opening import configuring, reading
 from relinear.plan.assets import Asset, Own
 from relinear.plan.catalogue import NAME
 from relinear.plan.entries import Data, Hardware, Jobs, Model, Run, Scale, StandIns, TextBudget, one_of
@@ -31,7 +32,6 @@ from relinear.plan.job import DTYPES, PRECISIONS
 from relinear.plan.measured import load
 from relinear.plan.plan import Plan
 from relinear.share.export import export, require_ours
-from relinear.share.opening import configuring, reading
 from relinear.stages import _training
 from relinear.stages import text as text_stage
 from relinear.stages._stage import Node

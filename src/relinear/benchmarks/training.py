@@ -49,9 +49,9 @@ from relinear.linearize.model import linearize
 from relinear.machine.distributed import agreed, gathered, joined, rank, size
 from relinear.machine.hardware import device_of, dtype_of, memory_bytes, place, set_threads
 from relinear.machine.torchrun import torchrun
+from relinear.opening import configuring
 from relinear.plan.job import PRECISIONS, Job
 from relinear.plan.plan import Plan
-from relinear.share.opening import configuring
 from relinear.stage import job_of
 from relinear.train import distill, finetune
 from relinear.train.room import TooLargeError

@@ -28,9 +28,9 @@ from relinear.folders import config_of, tokenizer_of
 from relinear.linearize.assemble import assemble
 from relinear.linearize.model import Linearized
 from relinear.machine.mode import as_umask
+from relinear.opening import configuring
 from relinear.plan.job import DTYPES
 from relinear.share.card import card, card_of_model, licence, licences
-from relinear.share.opening import configuring
 from relinear.share.runs import ADAPTER, Chain, again, chain_of
 from relinear.share.selfcontained import write_code
 from relinear.share.tensors import EXPORTED as RECORD

@@ -21,8 +21,8 @@ from relinear.folders import config_of, load_whole, require_sized
 from relinear.linearize.assemble import trained
 from relinear.linearize.loading import auto_class
 from relinear.linearize.model import Linearized, linearize
+from relinear.opening import UNFIT, in_words
 from relinear.plan.job import Link
-from relinear.share.opening import UNFIT, in_words
 from relinear.weights import (
     ADAPTER_CONFIG,
     files_of,
