@@ -15,7 +15,7 @@ import torch
 import yaml
 from conftest import ROOT, environment, made
 from pyarrow import parquet
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from test_errors import relinear
 from test_stage import Mirror
 from transformers import (
@@ -97,6 +97,10 @@ def mine(tmp_path_factory) -> Path:
     (folder / "deep.json").write_text("[" * 4000)
     (folder / "numbers.json").write_text("[1, 2]")
     shutil.copytree(folder / "llama", folder / "unweighted", ignore=shutil.ignore_patterns("*.safetensors"))
+    weights = shutil.copytree(folder / "llama", folder / "infinite") / "model.safetensors"
+    save_file(
+        load_file(weights) | {"model.norm.weight": torch.full((64,), torch.inf)}, weights, {"format": "pt"}
+    )
     tokenizer = byte_tokenizer()
     shutil.copytree(folder / "llama", folder / "endless")
     tokenizer.eos_token = tokenizer.pad_token = None
@@ -321,6 +325,10 @@ REFUSED = {
     "no weights": (
         ["unweighted", "--data", "my-text.jsonl"],
         ["unweighted has no weights: neither model.safetensors nor"],
+    ),
+    "weights that are no numbers": (
+        ["infinite", "--data", "my-text.jsonl"],
+        ["infinite/model.safetensors: model.norm.weight holds 64 numbers that are infinite or none (NaN)"],
     ),
     "a folder without a model": ([".", "--data", "my-text.jsonl"], ["no config.json is in it"]),
     "an unknown method": (

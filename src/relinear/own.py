@@ -36,7 +36,7 @@ from relinear.stages import _training
 from relinear.stages import text as text_stage
 from relinear.stages._stage import Node
 from relinear.train.finetune import require_targets
-from relinear.weights import files_of
+from relinear.weights import files_of, require_finite
 
 SCALE = "own"  # the scale's name in records
 # method -> the run of runs.yaml with its recipe, where that has another name
@@ -377,9 +377,10 @@ def by_ending(given: str, files: list[Path] | list[PurePath]) -> str:
 
 
 def model_entry(name: str, folder: Path) -> tuple[Model, PreTrainedConfig]:
-    """The entry of models.yaml of a folder's model. Raises UserError for one without safetensors, and one
-    whose attention no family knows."""
-    files_of(folder)
+    """The entry of models.yaml of a folder's model. Raises UserError for one without finite safetensors, and
+    one whose attention no family knows."""
+    for file in files_of(folder):
+        require_finite(file)
     with configuring(folder):
         config = folders.config_of(folder)
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
