@@ -48,7 +48,7 @@ FLOORS = [
     {"draw"},
     {"tracking"},
     {"stage"},
-    {"status", "show", "share", "benchmarks", "campaign"},
+    {"retime", "status", "show", "share", "benchmarks", "campaign"},
     {"own", "watched"},
     {"cli"},
 ]
