@@ -403,9 +403,10 @@ def test_a_cached_snapshot_is_used_offline_unless_a_shard_is_missing(offline):
     assert obtain("mistral-7b") == folder
 
 
-def test_the_record_of_a_hub_asset_has_the_commit_that_a_branch_was(offline):
-    commit, [name] = "0" * 40, [n for n, asset in catalogue().items() if asset.version == "main"][:1]
-    asset = catalogue()[name]
+def test_the_record_of_a_hub_asset_has_the_commit_that_a_branch_was(offline, tmp_path):
+    commit, name, asset = "0" * 40, "samsum", catalogue()["samsum"]
+    entries = (WORKFLOW / "assets.yaml").read_text().replace(asset.version, "main")
+    (tmp_path / "assets.yaml").write_text(entries)
     kind = {"dataset": "datasets", "model": "models"}[asset.repo_type]
     folder = offline / f"{kind}--{asset.package.replace('/', '--')}"
     for pattern in asset.members:
@@ -414,20 +415,13 @@ def test_the_record_of_a_hub_asset_has_the_commit_that_a_branch_was(offline):
         path.write_text("{}")
     (folder / "refs").mkdir()
     (folder / "refs/main").write_text(commit)
-    [row] = work(Job("asset", {"asset": name}, {}, offline, offline, workflow=WORKFLOW))["assets"]
+    [row] = work(Job("asset", {"asset": name}, {}, offline, offline, workflow=tmp_path))["assets"]
     assert (row["version"], row["commit"]) == ("main", commit)
 
 
-def test_items_of_the_hub_are_pinned_to_commits_but_for_those_that_the_documentation_names():
-    branches = [
-        name
-        for name, asset in catalogue().items()
-        if asset.source == "hub" and not re.fullmatch("[0-9a-f]{40}", asset.version)
-    ]
-    *others, last = (f"`{name}`" for name in branches)
-    assert len(branches) == 3 and f"except {', '.join(others)} and {last}," in (
-        WORKFLOW.parent / "docs/running.md"
-    ).read_text().replace("\n ", "")
+def test_items_of_the_hub_are_pinned_to_commits():
+    items = [asset for asset in catalogue().values() if asset.source == "hub"]
+    assert len(items) > 20 and all(re.fullmatch("[0-9a-f]{40}", asset.version) for asset in items)
 
 
 def test_importing_assets_imports_no_framework():

@@ -3,8 +3,12 @@ results are named, made again, and end the same."""
 
 import importlib
 import json
+import os
 import re
+import shutil
+import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -38,6 +42,7 @@ from relinear.errors import UserError
 from relinear.plan.plan import from_cli
 from relinear.plan.strict import WORKFLOW, ConfigError
 from relinear.records import drawn_otherwise, set_aside
+from relinear.retime import retime
 from relinear.tracking.committed import export
 
 EACH_KIND = (
@@ -127,6 +132,33 @@ def test_damaged_results_are_told_mended_by_what_is_named_and_end_the_same(plan)
     bad = [outcome for outcome in found if outcome.what not in GOOD]
     assert not bad, "\n".join(map(str, bad))
     again(plan)
+
+
+def test_results_copied_without_times_stand_in_order(plan, tmp_path):
+    """As `cp -r` leaves them, here at its worst; what a parent's change made stale keeps its time, so that
+    rules run it."""
+    copied = replace(plan, results=tmp_path / "results")
+    shutil.copytree(plan.results, copied.results)
+    nodes = copied.behind([copied.node(*LAST.split())])
+    paths = [copied.folder(node) / "run.json" for node in nodes]
+    now = time.time()
+    for age, path in enumerate(paths):
+        os.utime(path, (now - 1000 - age,) * 2)
+    before = {path: path.stat().st_mtime for path in paths}
+    made_of_others = [path for node, path in zip(nodes, paths, strict=True) if copied.parents(node)]
+    assert retime(copied) == len(made_of_others) >= 5
+    for node, path in zip(nodes, paths, strict=True):
+        behind = [copied.folder(parent) / "run.json" for parent in copied.parents(node).values()]
+        assert all(path.stat().st_mtime >= one.stat().st_mtime for one in behind), node
+        assert (path in made_of_others) == (path.stat().st_mtime != before[path]), node
+    assert retime(copied) == 0
+
+    tuned = copied.folder(copied.node("finetune", "hedgehog")) / "run.json"
+    record = json.loads(tuned.read_text())
+    record["parents"]["distill"]["contents"] = "others"
+    tuned.write_text(json.dumps(record))
+    os.utime(tuned, (now - 2000,) * 2)
+    assert retime(copied) == 0 and tuned.stat().st_mtime == now - 2000
 
 
 def test_rounds_have_each_damage_of_each_kind_of_step(plan):

@@ -38,6 +38,7 @@ FLOORS = [
     {"core"},
     {"records", "weights"},
     {"folders"},
+    {"opening"},
     {"plan.sources", "plan.near"},
     {"plan.strict", "plan.job", "plan.readings", "plan.code"},  # the values that rooms hand to each other
     {"plan.sane", "plan.measured"},
@@ -55,7 +56,7 @@ FLOORS = [
     {"draw"},
     {"tracking"},
     {"stage"},
-    {"status", "show", "share", "benchmarks", "campaign"},
+    {"retime", "status", "show", "share", "benchmarks", "campaign"},
     {"own", "watched"},
     {"cli"},
 ]

@@ -15,7 +15,7 @@ import torch
 import yaml
 from conftest import ROOT, environment, made
 from pyarrow import parquet
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from test_errors import relinear
 from test_stage import Mirror
 from transformers import (
@@ -94,7 +94,13 @@ def mine(tmp_path_factory) -> Path:
     (folder / "no-column.jsonl").write_text('{"body": "x"}\n')
     (folder / "short.txt").write_text("Hello.")
     (folder / "paper.pdf").write_text("?")
+    (folder / "deep.json").write_text("[" * 4000)
+    (folder / "numbers.json").write_text("[1, 2]")
     shutil.copytree(folder / "llama", folder / "unweighted", ignore=shutil.ignore_patterns("*.safetensors"))
+    weights = shutil.copytree(folder / "llama", folder / "infinite") / "model.safetensors"
+    save_file(
+        load_file(weights) | {"model.norm.weight": torch.full((64,), torch.inf)}, weights, {"format": "pt"}
+    )
     tokenizer = byte_tokenizer()
     shutil.copytree(folder / "llama", folder / "endless")
     tokenizer.eos_token = tokenizer.pad_token = None
@@ -320,6 +326,10 @@ REFUSED = {
         ["unweighted", "--data", "my-text.jsonl"],
         ["unweighted has no weights: neither model.safetensors nor"],
     ),
+    "weights that are no numbers": (
+        ["infinite", "--data", "my-text.jsonl"],
+        ["infinite/model.safetensors: model.norm.weight holds 64 numbers that are infinite or none (NaN)"],
+    ),
     "a folder without a model": ([".", "--data", "my-text.jsonl"], ["no config.json is in it"]),
     "an unknown method": (
         ["llama", "--data", "my-text.jsonl", "--method", "lolcat"],
@@ -340,6 +350,28 @@ REFUSED = {
     "another's folder": (
         ["llama", "--data", "my-text.jsonl", "--out", "taken"],
         ["taken holds what `relinear export` did not write"],
+    ),
+    "no dtype": (
+        ["llama", "--data", "my-text.jsonl", "--dtype", "float8"],
+        ["no dtype 'float8'; have auto, float32, bfloat16"],
+    ),
+    "a seed that no generator takes": (
+        ["llama", "--data", "my-text.jsonl", "--seed", str(2**70)],
+        [f"seed, where random numbers begin, must be at least 0 and at most 4294966295; got {2**70}"],
+    ),
+    "a seed below 0": (["llama", "--data", "my-text.jsonl", "--seed", "-1"], ["at least 0", "got -1"]),
+    "an empty name": (["llama", "--data", ""], ["no file or folder at ; possible: a file or a folder"]),
+    "nested JSON": (
+        ["llama", "--data", "deep.json"],
+        ["deep.json cannot be read: maximum recursion depth exceeded"],
+    ),
+    "nested JSON by another reader": (
+        ["llama", "--data", "deep.json", "--reader", "instructions"],
+        ["deep.json cannot be read as 'instructions': RecursionError", "another --reader"],
+    ),
+    "records of another form": (
+        ["llama", "--data", "numbers.json", "--reader", "instructions"],
+        ["numbers.json cannot be read as 'instructions': AttributeError", "another --reader"],
     ),
     "no hub": (
         ["them/theirs", "--data", "my-text.jsonl"],
@@ -363,6 +395,35 @@ def test_what_cannot_work_is_one_line_before_any_work(here, monkeypatch, case):
     code, stderr = relinear(monkeypatch, "linearize", *args, *usual)
     assert code == 1 and stderr.splitlines()[-1].startswith("error: "), stderr[-2000:]
     assert all(part in stderr.splitlines()[-1] for part in named), stderr.splitlines()[-1]
+    assert not (here / "out").exists() and not (here / "results").exists()
+
+
+# entries of config.json that make no model, in transformers' or torch's own words
+CONFIGURED = [
+    ({"num_hidden_layers": "two"}, "expected int, got str (value: 'two')"),
+    ({"max_position_embeddings": "x"}, "expected int, got str (value: 'x')"),
+    ({"max_position_embeddings": 0}, "max_position_embeddings is 0; possible"),
+    ({"rope_parameters": 5}, "Field 'rope_parameters' with value 5"),
+    ({"head_dim": 7}, "even rotary dimension, but got `head_dim`=7"),
+    ({"hidden_size": 10**12 + 1}, f"hidden size ({10**12 + 1}) is not a multiple"),
+    ({"vocab_size": -1, "pad_token_id": 1}, "AssertionError: Padding_idx"),
+    ({"num_attention_heads": 0}, "modulo by zero"),
+    ({"hidden_act": "nope"}, "KeyError: 'nope'"),
+]
+
+
+@pytest.mark.parametrize(("entries", "said"), CONFIGURED, ids=[str([*one]) for one, _ in CONFIGURED])
+def test_a_configuration_that_makes_no_model_is_one_line(here, monkeypatch, entries, said):
+    file = shutil.copytree(here / "llama", here / "misfit") / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | entries))
+    words = ["linearize", "misfit", "--data", "my-text.jsonl", "--method", "lolcats", "--out", "out"]
+    commands = [words, ["generate", "misfit", "--prompt", "a"], ["export", "misfit", "out"]]
+    # generate and export read no positions of a model with rotary embeddings
+    for command in commands[:1] if entries == {"max_position_embeddings": 0} else commands:
+        code, stderr = relinear(monkeypatch, *command)
+        last = stderr.splitlines()[-1]
+        assert code == 1 and last.startswith("error: ") and "misfit" in last, stderr[-2000:]
+        assert command is not words or said in last, last
     assert not (here / "out").exists() and not (here / "results").exists()
 
 
@@ -404,6 +465,8 @@ def test_rows_are_read_from_json_lines_a_list_and_parquet(tmp_path):
         ("a.jsonl", '{"text": "a"}\n{"text": ', "a.jsonl cannot be read"),
         ("a.jsonl", '["a"]', "row 0: got a list"),
         ("a.json", '{"text": "a"}', "must hold a list of rows; got a dict"),
+        ("a.json", "[" * 4000, "a.json cannot be read: maximum recursion depth exceeded"),
+        ("a.jsonl", "[" * 4000, "a.jsonl cannot be read: maximum recursion depth exceeded"),
         ("a.parquet", "no parquet", "a.parquet cannot be read"),
     ],
 )

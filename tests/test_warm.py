@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 
@@ -160,6 +161,34 @@ def test_a_job_that_crashes_harms_no_other(served):
     failed = begin("1 / 0")
     assert "ZeroDivisionError" in failed.communicate(timeout=30)[1] and failed.returncode == 1
     assert other.communicate(timeout=30) == ("whole\n", "") and other.returncode == 0
+
+
+INTERRUPTED = "error: interrupted; give the same command again\n"
+
+
+def test_ctrl_c_before_a_jobs_own_code_answers_it_is_one_line(served):
+    """As while it imports its modules: nothing of the job has set a handler yet."""
+    job = served[3](SLEEPS)
+    job.stdout.readline()
+    job.send_signal(signal.SIGINT)
+    assert job.communicate(timeout=30) == ("", INTERRUPTED) and job.returncode == 130
+
+
+def test_ctrl_c_before_a_job_is_taken_is_one_line(served):
+    _, _, server, begin = served
+    server.send_signal(signal.SIGSTOP)
+    job = begin(SLEEPS)
+    script = psutil.Process(job.pid)
+    wait(
+        lambda: any(c.type == socket.SOCK_SEQPACKET for c in script.net_connections("unix")),
+        "the script to ask",
+        30,
+    )
+    job.send_signal(signal.SIGINT)
+    try:
+        assert job.stderr.readline() == INTERRUPTED and job.wait(30) == 130
+    finally:
+        server.send_signal(signal.SIGCONT)
 
 
 def test_what_a_job_started_ends_with_its_script(served):

@@ -17,7 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Annotated, Any
 
-INTERRUPTED = "error: interrupted; give the same command again"
+from relinear.machine.warm import INTERRUPTED
 
 
 def without_traceback(kind: type[BaseException], error: BaseException, trace: Any) -> None:

@@ -24,10 +24,11 @@ from relinear.draw.render import markdown
 from relinear.errors import UserError
 from relinear.get import assets, readers, text
 from relinear.linearize.model import linearize
+from relinear.opening import configuring, reading
 from relinear.plan.assets import Asset, Own
 from relinear.plan.catalogue import NAME
 from relinear.plan.entries import Data, Hardware, Jobs, Model, Run, Scale, StandIns, TextBudget, one_of
-from relinear.plan.job import DTYPES
+from relinear.plan.job import DTYPES, PRECISIONS
 from relinear.plan.measured import load
 from relinear.plan.plan import Plan
 from relinear.share.export import export, require_ours
@@ -35,7 +36,7 @@ from relinear.stages import _training
 from relinear.stages import text as text_stage
 from relinear.stages._stage import Node
 from relinear.train.finetune import require_targets
-from relinear.weights import files_of
+from relinear.weights import files_of, require_finite
 
 SCALE = "own"  # the scale's name in records
 # method -> the run of runs.yaml with its recipe, where that has another name
@@ -198,12 +199,14 @@ def planned(
 ) -> tuple[str, OwnPlan]:
     """The run's name, and a plan that has it, its teacher and itself untrained. Raises UserError for whatever
     cannot work."""
-    base = Plan(results=results, seed=seed)
+    base = Plan(results=results, seed=seed, device=device)
+    base.check_choices()
+    one_of("dtype", dtype, PRECISIONS)
     recipe = recipe_of(base, method)
     model_asset = found(model, "model", base.catalogue)
     folder = assets.obtain(model_asset.name, verify=True, assets={model_asset.name: model_asset})
     entry, config = model_entry(model_asset.name, folder)
-    check_recipe(recipe, config, method)
+    check_recipe(recipe, config, method, folder)
     tokenizer = tokenizer_of(folder, config)
     data_asset = found(data, "dataset", base.catalogue)
     source = assets.obtain(data_asset.name, verify=True, assets={data_asset.name: data_asset})
@@ -214,7 +217,9 @@ def planned(
     )
     reader = readers.chosen(data_asset.name, files, reader or by_ending(data, files))
     documents = text.documents(data_asset.name, source, reader=reader, column=column)
-    amounts = fitting(amounts, entry.positions, counted(documents, tokenizer, amounts), data)
+    with reading(data, reader):
+        there = counted(documents, tokenizer, amounts)
+    amounts = fitting(amounts, entry.positions, there, data)
     options = text_stage.Options(
         sources=(data_asset.name,), heldout_source=data_asset.name, reader=reader, column=column
     )
@@ -276,7 +281,7 @@ def found(given: str, kind: str, known: Mapping[str, Any]) -> Asset | Own:
     path = Path(given).expanduser()
     name = slug(path.name if kind == "model" else path.stem)
     name = f"{name}_own" if name in known else name
-    if path.exists():
+    if given and path.exists():
         if kind == "model" and not (path / "config.json").is_file():
             raise UserError(
                 f"{given} holds no model: no config.json is in it; possible: a folder with config.json,"
@@ -372,10 +377,12 @@ def by_ending(given: str, files: list[Path] | list[PurePath]) -> str:
 
 
 def model_entry(name: str, folder: Path) -> tuple[Model, PreTrainedConfig]:
-    """The entry of models.yaml of a folder's model. Raises UserError for one without safetensors, and one
-    whose attention no family knows."""
-    files_of(folder)
-    config = folders.config_of(folder)
+    """The entry of models.yaml of a folder's model. Raises UserError for one without finite safetensors, and
+    one whose attention no family knows."""
+    for file in files_of(folder):
+        require_finite(file)
+    with configuring(folder):
+        config = folders.config_of(folder)
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise UserError(
             f"{folder} holds a {config.model_type!r}, which predicts no next token; possible: a decoder, such"
@@ -385,19 +392,23 @@ def model_entry(name: str, folder: Path) -> tuple[Model, PreTrainedConfig]:
     dtype = str(config.dtype or torch.float32).removeprefix("torch.")
     if dtype not in DTYPES:
         raise UserError(f"{folder} has weights of {dtype}; possible: {', '.join(DTYPES)}")
-    return (
-        Model(family=family.name, assets=(name,), positions=config.max_position_embeddings, dtype=dtype),
-        config,
-    )
+    if (positions := config.max_position_embeddings) < 1:
+        raise UserError(
+            f"{folder / 'config.json'}: max_position_embeddings is {positions}; possible: the tokens that the"
+            " model reads, 1 or more"
+        )
+    return Model(family=family.name, assets=(name,), positions=positions, dtype=dtype), config
 
 
-def check_recipe(recipe: Run, config: PreTrainedConfig, method: str) -> None:
-    """Raises UserError where a recipe does not fit a model: a method that cannot have its heads, an adapter's
-    target that it does not have."""
+def check_recipe(recipe: Run, config: PreTrainedConfig, method: str, folder: Path) -> None:
+    """Raises UserError where a folder's configuration makes no model, and where a recipe does not fit it: a
+    method that cannot have its heads, an adapter's target that it does not have."""
     with warnings.catch_warnings(), torch.device("meta"):
         warnings.simplefilter("ignore")
+        with configuring(folder):
+            teacher = AutoModelForCausalLM.from_config(config)
         try:
-            built = linearize(AutoModelForCausalLM.from_config(config), recipe.method, **recipe.options)
+            built = linearize(teacher, recipe.method, **recipe.options)
         except UserError:
             raise
         except (ValueError, TypeError) as error:

@@ -51,6 +51,7 @@ from relinear.records import (
     from_the_future,
     set_aside,
 )
+from relinear.retime import retime
 from relinear.stages._stage import Node
 
 logger.addFilter(OneLine())
@@ -64,13 +65,18 @@ try:
 except UserError as error:
     raise WorkflowError(str(error)) from None
 
-# A record that is cut short, or whose files are others than it names, counts as missing. Snakemake compares times, and ends with an error where a
-# file is from the future, as after a clock that was wrong.
+# A record that is cut short, or whose files are others than it names, counts as missing. Snakemake compares times: it ends with an error where a
+# file is from the future, as after a clock that was wrong, and gives a job to each step that is older than what it is made from.
 if workflow.is_main_process:
     for line in from_the_future(plan.root, plan.workflow.glob("papers/*/*.yaml")):
         print(line, file=sys.stderr)
     for line in set_aside(plan.root):
         print(line, file=sys.stderr)
+    if kept := retime(plan):
+        print(
+            f"{kept} results of {plan.root} stand, and were older than what they are made from, as after a copy without times; they have the time of now",
+            file=sys.stderr,
+        )
 
 
 pathvars:

@@ -49,6 +49,7 @@ from relinear.linearize.model import linearize
 from relinear.machine.distributed import agreed, gathered, joined, rank, size
 from relinear.machine.hardware import device_of, dtype_of, memory_bytes, place, set_threads
 from relinear.machine.torchrun import torchrun
+from relinear.opening import configuring
 from relinear.plan.job import PRECISIONS, Job
 from relinear.plan.plan import Plan
 from relinear.stage import job_of
@@ -318,7 +319,8 @@ def shape_of(name: str) -> PreTrainedConfig:
         return copy.deepcopy(SHAPES[name])  # a model changes its own
     if not Path(name).is_file():
         raise UserError(f"no shape {name!r}; have {', '.join(SHAPES)}, or give a model's config.json")
-    return config_of(name)
+    with configuring(Path(name)):
+        return config_of(name)
 
 
 class Asked(NamedTuple):

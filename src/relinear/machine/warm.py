@@ -45,6 +45,7 @@ LIBRARIES = (
     "tabulate",
 )
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+INTERRUPTED = "error: interrupted; give the same command again"
 
 
 class Unanswered(Exception):
@@ -280,6 +281,9 @@ def end(work: Callable, *given: object) -> None:
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
         if error.code is not None and not isinstance(error.code, int):
             print(error.code, file=sys.stderr)
+    except KeyboardInterrupt:  # of code that had not come to answer it
+        print(INTERRUPTED, file=sys.stderr)
+        code = 128 + signal.SIGINT
     except BaseException:
         sys.excepthook(*sys.exc_info())
     finally:
@@ -293,4 +297,8 @@ def end(work: Callable, *given: object) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except KeyboardInterrupt:  # before there was a fork to hand it to
+        print(INTERRUPTED, file=sys.stderr)
+        sys.exit(128 + signal.SIGINT)

@@ -28,6 +28,7 @@ from relinear.folders import config_of, tokenizer_of
 from relinear.linearize.assemble import assemble
 from relinear.linearize.model import Linearized
 from relinear.machine.mode import as_umask
+from relinear.opening import configuring
 from relinear.plan.job import DTYPES
 from relinear.share.card import card, card_of_model, licence, licences
 from relinear.share.runs import ADAPTER, Chain, again, chain_of
@@ -144,7 +145,8 @@ def export_model(
 def export_folder(folder: Path, out: Path | str, dtype: str | None = None) -> Path:
     """As `export_model`, of a linearized model that save_pretrained wrote, with the tokenizer that lies
     beside it. `dtype` None: as saved."""
-    config = config_of(folder)
+    with configuring(folder):
+        config = config_of(folder)
     torch_dtype = getattr(torch, dtype) if dtype else config.dtype or torch.float32
     tokens = any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json"))
     return export_model(load_folder(folder, torch_dtype), out, tokenizer_of(folder) if tokens else None)

@@ -17,10 +17,11 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from relinear.errors import UserError
 from relinear.files import sha256
-from relinear.folders import FAILURES, config_of, first_line, load_whole, require_sized
+from relinear.folders import config_of, load_whole, require_sized
 from relinear.linearize.assemble import trained
 from relinear.linearize.loading import auto_class
 from relinear.linearize.model import Linearized, linearize
+from relinear.opening import UNFIT, in_words
 from relinear.plan.job import Link
 from relinear.weights import (
     ADAPTER_CONFIG,
@@ -66,9 +67,9 @@ def load_folder(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
         model = load_whole(AutoModelForCausalLM, folder, dtype)
     except UserError:
         raise
-    except FAILURES as error:
+    except UNFIT as error:
         raise UserError(
-            f"no model to load from {folder}: {first_line(error)}; possible: a folder with config.json and"
+            f"no model to load from {folder}: {in_words(error)}; possible: a folder with config.json and"
             " safetensors, or a run"
         ) from error
     _require_as_exported(folder)

@@ -72,7 +72,7 @@ def _rows(file: Path) -> Iterator[Any]:
         else:
             with file.open(encoding="utf-8") as lines:
                 yield from (json.loads(line) for line in lines if line.strip())
-    except (ValueError, OSError) as error:  # pyarrow's errors are of these kinds
+    except (ValueError, OSError, RecursionError) as error:  # pyarrow's errors are of the first two kinds
         if isinstance(error, UserError):
             raise
         raise UserError(f"{file} cannot be read: {error}") from None

@@ -1,0 +1,64 @@
+"""Times of results, in the order in which these were made.
+
+Rules run what is older than what it is made from. Results that were copied without their times have those of
+the copying, in any order, so rules would give every step a job, on a cluster a place in its queue, to find
+that it stands.
+"""
+
+import contextlib
+import importlib
+import io
+from pathlib import Path
+from typing import Any
+
+from relinear import records
+from relinear.errors import UserError
+from relinear.plan.plan import Plan
+from relinear.stages._stage import Node
+
+
+def retime(plan: Plan) -> int:
+    """Give each result of a plan that stands, and is older than a parent, the time of now; returns how many
+    there were. Parents come first. What does not stand keeps its time, so that rules run it."""
+    found = {
+        path.parent: path.stat().st_mtime
+        for path in (*plan.root.glob("*/*/run.json"), *plan.root.glob("runs/*/*/run.json"))
+    }
+    done: dict[Path, float] = {}
+    return sum(_retimed(plan, folder, found, done) for folder in found)
+
+
+def _retimed(plan: Plan, folder: Path, found: dict[Path, float], done: dict[Path, float]) -> int:
+    """As `retime`, for a folder and what it is made from; `done` has the times of those that were seen."""
+    if folder in done:
+        return 0
+    done[folder] = found[folder]
+    try:
+        record = records.read(folder) or {"parents": {}}
+    except records.BrokenError:  # as of a step that begins just now
+        return 0
+    parents = [plan.root / records.place(parent["path"]) for parent in record["parents"].values()]
+    there = [parent for parent in parents if parent in found]
+    count = sum(_retimed(plan, parent, found, done) for parent in there)
+    if max((done[parent] for parent in there), default=0.0) <= found[folder]:
+        return count
+    node = _node(plan, folder, record)
+    if node is None:
+        return count
+    # by name: it brings what runs a stage, which takes long to import and is rarely asked
+    stands = importlib.import_module("relinear.stage").stands
+    with contextlib.redirect_stderr(io.StringIO()):  # a line for each: "up to date"
+        if not stands(plan, node):
+            return count
+    done[folder] = (folder / "run.json").stat().st_mtime
+    return count + 1
+
+
+def _node(plan: Plan, folder: Path, record: dict[str, Any]) -> Node | None:
+    """The node of a plan whose result lies in a folder; None where it has none of that name."""
+    try:
+        stage = "measure" if record["measure"] else record["stage"]
+        node = plan.node(stage, record["run"], record["measure"] or "")
+        return node if plan.folder(node) == folder else None
+    except UserError:
+        return None
