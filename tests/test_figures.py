@@ -359,6 +359,29 @@ def test_numbers_in_a_panel_do_not_run_into_each_other(tmp_path, monkeypatch, he
     assert all(left.x1 < right.x0 for left, right in itertools.pairwise(boxes))
 
 
+@pytest.mark.parametrize("beside", [2, 3, 4, 5])
+def test_titles_of_panels_beside_each_other_do_not_meet(tmp_path, monkeypatch, beside):
+    shown = []
+    monkeypatch.setattr(
+        pictures,
+        "write_figure",
+        lambda path, figure: (shown.append(figure), render.write_figure(path, figure)),
+    )
+    # one word, so that each of its lines is as long as a line may be
+    panels = [{"title": "tokens" * 12 + run, "run": run, "metric": "cosine"} for run in "abcde"[:beside]]
+    cell = {"measure": "maps", "of": "attention", "x": "head", "y": "layer"}
+    artefact = read(paper(tmp_path, stem="figure3", draw="grid", cell=cell, panels=panels))
+    values = [reading("cosine", 0.1, None, of="attention", layer=n, head=n) for n in range(2)]
+    draw(
+        artefact,
+        {(p["run"], "maps"): measurement(p["run"], "maps", *values) for p in panels},
+        tmp_path / "out",
+    )
+    renderer = FigureCanvasAgg(shown[0]).get_renderer()
+    boxes = [Text.get_window_extent(axis.title, renderer) for axis in shown[0].axes[:beside]]
+    assert all(left.x1 + 4 < right.x0 for left, right in itertools.pairwise(boxes))
+
+
 # --- attention maps of several runs ---
 
 TWO = {"draw": "attention_maps", "measure": "heads", "softmax": "Softmax", "runs": {"A": "a", "B": "b"}}

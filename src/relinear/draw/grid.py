@@ -194,7 +194,7 @@ def _figure(spec: Grid, heats: Mapping[str, Heat], undefined: Mapping[str, str],
     # those that share a colour bar
     norms, bars = _norms(spec, heats), dict[tuple[int, str], list[tuple[Axes, AxesImage]]]()
     for i, (axis, panel) in enumerate(zip(grid.flat, spec.panels, strict=False)):
-        title = textwrap.fill(panel.name, int(LETTERS * 0.8 * WIDTH / beside))
+        title = textwrap.fill(panel.name, int(LETTERS * 0.8 * (WIDTH - BESIDE) / beside))
         middle = heats[panel.name].middle if panel.name in heats else ""
         axis.set_title("\n".join(filter(None, (title, middle))), pad=10 if spec.lines else None)
         axis.set(
