@@ -19,6 +19,10 @@ from typing import Annotated, Any
 
 from relinear.machine.warm import INTERRUPTED
 
+# Threads that wait for each other sleep. OpenMP reads this once, when torch is imported; by default they keep
+# their cores, and beside other work two threads took four times the processor time of one.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 
 def without_traceback(kind: type[BaseException], error: BaseException, trace: Any) -> None:
     """Ctrl-C while the modules below are imported, which takes a second or more, is no fault of the code."""
