@@ -74,6 +74,14 @@ def test_an_error_that_is_no_refusal_stays_one():
     )
 
 
+def test_a_work_folder_that_was_deleted_is_named(tmp_path):
+    work = tmp_path / ".work/lizard.distill"
+    lost = OSError(errno.ENOENT, "No such file or directory", str(work / "out/metrics.json"))
+    assert refusal(lost) == f"{work / 'out'} was deleted during the work; give the same command again"
+    (work / "out").mkdir(parents=True)
+    assert refusal(lost) is None
+
+
 def test_what_stands_in_a_folders_place_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")

@@ -26,6 +26,7 @@ from typing import Any
 from relinear import stages
 from relinear.core import store
 from relinear.machine import gpus, warm
+from relinear.machine.disk import WORK
 from relinear.plan.near import possible
 from relinear.plan.plan import Plan
 from relinear.plan.strict import WORKFLOW, ConfigError
@@ -163,7 +164,7 @@ def command_of(plan: Plan, node: Node, threads: int, device: str | None = None) 
 
 def begun(plan: Plan, node: Node) -> bool:
     """Whether an earlier campaign left a checkpoint of a training."""
-    return any((plan.root / ".work" / f"{node.name}.{node.stage}" / "checkpoints").glob("*"))
+    return any((plan.root / WORK / f"{node.name}.{node.stage}" / "checkpoints").glob("*"))
 
 
 def copy_results(folder: Path, root: Path, out: Path, largest: int) -> None:

@@ -31,7 +31,7 @@ from relinear.errors import UserError
 from relinear.files import sha256, write_json
 from relinear.get import assets
 from relinear.machine import cpu
-from relinear.machine.disk import in_the_way, sync
+from relinear.machine.disk import WORK, in_the_way, sync
 from relinear.machine.mode import as_umask
 from relinear.plan.code import kernel_hashes
 from relinear.plan.job import Job, Link
@@ -191,7 +191,7 @@ def contents(record: dict[str, Any]) -> str:
 
 def _scratch(plan: Plan, node: Node) -> Path:
     """The folder of what survives an interruption."""
-    return plan.root / ".work" / ".".join(part for part in (node.name, node.part or node.stage) if part)
+    return plan.root / WORK / ".".join(part for part in (node.name, node.part or node.stage) if part)
 
 
 def _stale(plan: Plan, node: Node, record: dict) -> str | None:

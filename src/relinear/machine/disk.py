@@ -10,6 +10,7 @@ from tempfile import TemporaryFile
 from relinear.errors import UserError
 
 AGAIN = "give the same command again"
+WORK = ".work"  # the folder below which steps write before they are at their end
 # What an error of the operating system asks for, by its number.
 REMEDIES = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "make room"),
@@ -36,6 +37,9 @@ def refusal(error: BaseException) -> str | None:
     number, where = (error.errno, error.filename) if isinstance(error, OSError) else (None, None)
     if "No space left on device" in str(error):
         number = errno.ENOSPC
+    if number == errno.ENOENT and where and WORK in (place := Path(os.fsdecode(where))).parts:
+        # a file that is missing in a folder that stands is another fault
+        return None if place.parent.is_dir() else f"{place.parent} was deleted during the work; {AGAIN}"
     if number not in REMEDIES:
         return None
     return f"{os.strerror(number)}: {where or 'the disk of the results'}; {REMEDIES[number]}, then {AGAIN}"
