@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -315,3 +316,7 @@ def test_what_comes_after_it_begins_with_its_weights(planned, monkeypatch):
     assert torch.equal(student.get_parameter(word), trained[word]) and not torch.equal(
         trained[word], begun[word]
     )
+    # the encoder is what the run begins with, and none of its training: the run has nothing to repeat
+    gate = json.loads((plan.folder(plan.measured("b", "gate")) / "metrics.json").read_text())["facts"]
+    assert (gate["tokens"], gate["trainable_params"]) == ({}, 0)
+    assert replace(plan, seeds=3).repeats("b") == []

@@ -28,8 +28,8 @@ class About(NamedTuple):
     same, where its runs' models know no other. `undefined`: (run, measure) of a table's cells that no
     measurement can fill -> why. `forms`: run -> what it is made of, as its records say. `spreads`: how far
     trainings of a method are apart. `best`: run -> the run of its best recipe, where all that its paper has
-    are measured; `solved`: the runs that solve the task by one recipe. `files`: an artefact's input that is
-    no measurement -> where it lies, if not where the spec says.
+    are measured; `alone`: those of these runs whose other recipes are all worse by more than the error.
+    `files`: an artefact's input that is no measurement -> where it lies, if not where the spec says.
     """
 
     scale: str
@@ -44,7 +44,7 @@ class About(NamedTuple):
     forms: Mapping[str, Form] = {}
     spreads: Spreads = UNASKED
     best: Mapping[str, str] = {}
-    solved: Collection[str] = ()
+    alone: Collection[str] = ()
     budget: float = 1.0
     seed: int = 0
     kind: str = "teacher"

@@ -179,7 +179,9 @@ def judge(
     bounds = {i: best(claim.points[i]) for i in moving}
     if None in bounds.values():
         others = " and ".join(values[i].name for i in moving if bounds[i] is None)
-        reasons.append(f"other recipe: {claim.one_of}; the best for {others} is not known, or not measured")
+        reasons.append(
+            f"other recipe: {claim.one_of}; which is the best for {others} is not measured, or not clear"
+        )
     elif judged.verdict != UNTESTED and any(
         compare(claim, better, better, column, "", "").verdict != judged.verdict
         for better in _by_better_recipes(lent, bounds)
@@ -271,8 +273,8 @@ def judge_claim(
     asked = artefact.forms.get(claim.paper or artefact.paper, {})
 
     def settled(point: Point) -> bool:
-        run = spec.run_of(point)
-        return run in about.best or (run in about.solved and spec.best(point) is None)
+        # a metric by which the best was not chosen is that of the best where one recipe alone is the best
+        return spec.run_of(point) in (about.best if spec.best(point) is not None else about.alone)
 
     def judged(claim: Claim) -> Judgement:
         forms = about.forms if of_scale else {}
@@ -297,15 +299,12 @@ def judge_claim(
 
 
 def _recipes_told(claim: Claim, spec: Spec, about: About) -> Iterator[str]:
-    """Of each side that is of one recipe: that it is the best of how many, or, in a metric without a known
-    best, that it solves the task."""
+    """Of each side that has the best of several recipes: of how many, and which."""
     for point in claim.recipes:
         run = spec.run_of(point) or ""
         if run in about.best:
             n = len(spec.best_of.runs[run]) + 1 if spec.best_of else 1
             yield f"{point.row} is the best of {n} recipes, {about.best[run]}"
-        elif run in about.solved and spec.best(point) is None:
-            yield f"{point.row} solves the task, and so ties with the best recipe"
 
 
 def _of_forms(first: Judgement, second: Judgement, either: Mapping[str, str]) -> Judgement:

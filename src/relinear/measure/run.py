@@ -11,6 +11,7 @@ from relinear.linearize.assemble import assemble, trained_parameters
 from relinear.linearize.parts import check_parts, switch_off
 from relinear.machine.hardware import place
 from relinear.plan.job import Job
+from relinear.plan.names import PREPARES
 from relinear.plan.readings import plain
 from relinear.plan.strict import parse
 
@@ -60,15 +61,18 @@ def data_folder(job: Job) -> Path | None:
 
 
 def facts(job: Job) -> dict[str, Any]:
-    """Method, variant, parameters that were trained, and training tokens of each step."""
-    steps = [folder for link in job.links for folder in link.steps]
+    """Method, variant, parameters that were trained, and training tokens of each step; without the steps that
+    made the model which the run begins with."""
     tokens: dict[str, int] = {}
-    for folder in steps:
+    trained = []
+    for folder in (folder for link in job.links for folder in link.steps):
         record = json.loads((folder / "run.json").read_text())
-        tokens[record["stage"]] = tokens.get(record["stage"], 0) + record["tokens"]
+        if record["stage"] not in PREPARES:
+            trained.append(folder)
+            tokens[record["stage"]] = tokens.get(record["stage"], 0) + record["tokens"]
     return {
         "method": job.settings["method"],
         "variant": job.settings["variant"],
-        "trainable_params": trained_parameters(steps),
+        "trainable_params": trained_parameters(trained),
         "tokens": tokens,
     }

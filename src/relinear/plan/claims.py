@@ -25,14 +25,12 @@ class BestOf(Strict):
     """The recipes of which a paper takes the best, for runs that have one of them.
 
     `runs`: run -> the runs of its other recipes. The best has the largest reading of `metric` in `measure`.
-    Where all of a run's recipes are measured, the run's numbers are those of the best. `solved`: the reading
-    from which the task counts as solved; a run then ties with its best recipe. `not_at`: scales that train
-    the one recipe alone.
+    Where all of a run's recipes are measured, the run's numbers are those of the best. `not_at`: scales that
+    train the one recipe alone.
     """
 
     measure: str
     metric: str
-    solved: float
     runs: dict[str, Annotated[tuple[str, ...], Field(min_length=1)]]
     not_at: tuple[str, ...] = ()
 

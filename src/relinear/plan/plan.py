@@ -22,7 +22,7 @@ from relinear.plan import assets, catalogue
 from relinear.plan.code import PACKAGES, code_hash
 from relinear.plan.entries import Data, Measure, Model, Run, Scale, one_of
 from relinear.plan.held import positions
-from relinear.plan.names import DERIVED, TEXT, LinkNodes, Node, Resolved, Text, digest, short
+from relinear.plan.names import DERIVED, PREPARES, TEXT, LinkNodes, Node, Resolved, Text, digest, short
 from relinear.plan.options import SourceError, check_values, metric_file, metric_yields
 from relinear.plan.scale import read_scale, scales
 from relinear.plan.specs import Artefact, available
@@ -168,7 +168,7 @@ class Plan:
     def repeats(self, run: str) -> list[str]:
         """A run's trainings with further seeds, which share its model, texts and items; none for one that is
         not trained."""
-        trained = any(link.steps for link in self.chain(run))
+        trained = any(step.stage not in PREPARES for link in self.chain(run) for step in link.steps)
         return [f"{run}-seed{n}" for n in range(1, self.seeds)] if trained else []
 
     # --- chains ---
