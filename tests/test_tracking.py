@@ -27,7 +27,7 @@ from relinear.errors import UserError
 from relinear.files import sha256
 from relinear.plan.plan import Plan
 from relinear.plan.readings import Reading
-from relinear.tracking import benchmarks, live, mirror, rows, store, ui
+from relinear.tracking import benchmarks, committed, live, mirror, rows, store, ui
 from relinear.tracking.ui import links
 
 SOURCE = str(Path(live.__file__).parents[2])
@@ -704,6 +704,40 @@ def test_tables_figures_and_claims_are_artifacts_of_a_run_of_their_own(uri, tmp_
         Path(client(uri).download_artifacts(run.info.run_id, "mini/comparison/table2.md")).read_text()
         == drawn.as_posix()
     )
+
+
+def test_drawings_of_committed_results_are_imported_with_them(uri, tmp_path, capsys):
+    """Also of results of another budget, whose drawings name the scale alone."""
+    about, out = record(root="mini-x4"), tmp_path / "committed/mini_four"
+    folder = write_folder(tmp_path / "results", about, {})
+    about["artefacts"] = {
+        name: {"sha256": sha256(folder / name), "bytes": 1} for name in ("metrics.json", "history.jsonl")
+    }
+    (folder / "run.json").write_text(json.dumps(about))
+    names = {name: f"comparison/table2.{name}" for name in ("csv", "md", "claims.csv", "provenance.json")}
+    told = {"artefact": "comparison/table2", "scale": "mini", "sources": {}, "cells": {}}
+    for ending, name in names.items():
+        (tmp_path / "results/mini-x4" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "results/mini-x4" / name).write_text(
+            json.dumps(told) if ending == "provenance.json" else ending
+        )
+    committed.export(tmp_path / "results/mini-x4", out)
+    assert (out / "provenance.json").is_file() and not list(out.glob("*/*.provenance.json"))
+    assert [mirror.import_folder(uri, out) for _ in range(2)] == [1, 0]
+    [run] = runs(uri, "tags.`relinear.kind` = 'tables'", "mini-x4-reference")
+    copied = [f.path for of in (None, "comparison") for f in client(uri).list_artifacts(run.info.run_id, of)]
+    assert copied == [
+        "comparison",
+        "provenance.json",
+        "comparison/table2.claims.csv",
+        "comparison/table2.csv",
+        "comparison/table2.md",
+    ]
+    assert "provenance.json tells of all" in run.data.tags["mlflow.note.content"]
+    assert capsys.readouterr().err == ""
+    (out / "provenance.json").write_text(json.dumps({"../../elsewhere": told}))
+    assert mirror.import_folder(uri, out) == 0
+    assert "a drawing is <paper>/<stem>; got '../../elsewhere'; what it tells" in capsys.readouterr().err
 
 
 # Processes

@@ -21,6 +21,7 @@ from tqdm import tqdm
 
 from relinear import records
 from relinear.core import store as nodes
+from relinear.draw import provenance
 from relinear.errors import UserError
 from relinear.files import MANIFEST
 from relinear.plan.names import SEED
@@ -48,7 +49,6 @@ RECORD_FIELDS = (
 SHOWN = 50  # lines of a committed curve in MLflow, besides its last
 CURVES = ("loss", "lr", "grad_norm")  # of a training, which its row has too
 TABLES = "tables and figures"
-PROVENANCE = ".provenance.json"  # ends the name of the file beside every table and figure
 
 
 def init(uri: str, root: str | None = None, planned: Collection[rows.Row] = ()) -> None:
@@ -358,27 +358,43 @@ def _drawn(root: Path, but: Collection[Path] = ()) -> dict[str, dict[Path, str]]
     """By experiment, the files of the tables and figures below `root`, those below `but` left out, and the
     folder of each, relative to `root`."""
     found: dict[str, dict[Path, str]] = {}
-    for path in files_below(root, f"*{PROVENANCE}"):
-        if store.ARTIFACTS in path.parts:
+    for path in (*files_below(root, f"*{provenance.BESIDE}"), *files_below(root, provenance.FILE)):
+        if store.ARTIFACTS in path.parts or any(parent in but for parent in path.parents):
             continue
         try:
-            require(Provenance, told := records.read_json(path), path)
+            drawings = _of_drawings(path, root.resolve())
         except records.BrokenError as error:
             print(f"{error}; what it tells of is left out", file=sys.stderr)
             continue
-        scale = told.get("scale")
-        if scale and not any(parent in but for parent in path.parents):
-            inside, stem = (
-                path.parent.relative_to(root.resolve()).as_posix(),
-                path.name.removesuffix(PROVENANCE),
-            )
-            first = inside.partition("/")[0]
-            # results of another budget or seed
-            of = first if first.startswith((f"{scale}-x", f"{scale}-seed")) else scale
+        for place, of in drawings.items():
+            files = [*sorted(place.parent.glob(f"{place.name}.*")), path]
             found.setdefault(of, {}).update(
-                {file: inside for file in sorted(path.parent.glob(f"{stem}.*")) if _is_small(file)}
+                {
+                    file: file.parent.relative_to(root.resolve()).as_posix()
+                    for file in files
+                    if _is_small(file)
+                }
             )
     return found
+
+
+def _of_drawings(path: Path, root: Path) -> dict[Path, str]:
+    """The drawings `<folder>/<stem>` of a scale that a file of provenance tells of: the one beside it, or all
+    in a folder of committed results; and the experiment of each. Raises BrokenError."""
+    told = records.read_json(path)
+    if path.name != provenance.FILE:
+        require(Provenance, told, path)
+        scale, first = told.get("scale"), path.relative_to(root).parts[0]
+        # results of another budget or seed
+        of = first if scale and first.startswith((f"{scale}-x", f"{scale}-seed")) else scale
+        return {path.with_name(path.name.removesuffix(provenance.BESIDE)): of} if of else {}
+    for name, each in told.items():
+        require(Provenance, each, path)
+        if not all(map(NAME.fullmatch, name.split("/"))):
+            raise records.BrokenError(f"{path}: a drawing is <paper>/<stem>; got {name[:60]!r}")
+    names = [name for name, each in told.items() if each.get("scale")]
+    of = records.read_manifest(path.with_name(MANIFEST))["scale"] if names else ""
+    return {path.parent / name: of for name in names}
 
 
 def _log_tables(client: Any, experiment: str, root: str, drawn: dict[Path, str]) -> None:
@@ -386,7 +402,8 @@ def _log_tables(client: Any, experiment: str, root: str, drawn: dict[Path, str])
     if found is None:
         says = (
             "Tables, figures and the verdicts on papers' claims, as artifacts. `.provenance.json` beside each"
-            " leads from a cell to its run.json."
+            " leads from a cell to its run.json. Of committed results one provenance.json tells of all, and"
+            " leads to their nodes."
         )
         found = client.create_run(
             experiment,
