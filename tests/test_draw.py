@@ -52,8 +52,10 @@ def rows(path, key="run"):
 
 def test_the_verdicts_of_a_table_are_written_without_it(measured, tmp_path):
     made = {path.name: path.read_bytes() for path in make(TABLE2, measured, MINI, tmp_path / "all")}
-    [alone] = verdicts(TABLE2, measured, MINI, tmp_path / "alone")
-    assert [alone] == list((tmp_path / "alone").iterdir()) and alone.read_bytes() == made[alone.name]
+    written = verdicts(TABLE2, measured, MINI, tmp_path / "alone")
+    assert {path.name for path in written} == {"table2.claims.csv", "table2.provenance.json"}
+    assert {*written} == {*(tmp_path / "alone").iterdir()}
+    assert all(path.read_bytes() == made[path.name] for path in written)
     with pytest.raises(UserError, match="comparison_table2 has no claims"):
         verdicts(
             replace(TABLE2, spec=TABLE2.spec.model_copy(update={"claims": ()})), measured, MINI, tmp_path

@@ -52,7 +52,7 @@ def test_verdicts_on_costs_come_out_byte_for_byte(tmp_path, spec):
 @pytest.mark.parametrize(("name", "paper", "stem"), DRAWN)
 def test_what_is_committed_is_drawn_again_byte_for_byte(name, paper, stem, tmp_path):
     """Tables, claims and pictures; from records, items and weights that lie in the folder, and named in its
-    manifest."""
+    manifest. Provenance names the nodes that they come from."""
     committed, folder = REFERENCE / name, tmp_path / "reference" / name
     papers = {drawing.partition("/")[0] for drawing in provenance.committed(committed)}
     folder.mkdir(parents=True)
@@ -77,6 +77,9 @@ def test_what_is_committed_is_drawn_again_byte_for_byte(name, paper, stem, tmp_p
     )
     manifest = json.loads((folder / "reference.json").read_text())["files"]
     assert all(manifest[path.relative_to(folder).as_posix()] == sha256(path) for path in written)
+    told, anew = (provenance.of(root / paper / stem)["sources"] for root in (committed, folder))
+    nodes = {source.partition("#")[2]: hashes for source, hashes in anew.items() if "#" in source}
+    assert {source.partition("#")[2]: hashes for source, hashes in told.items() if "#" in source} == nodes
 
 
 def test_no_picture_is_excepted_that_is_not_committed():

@@ -323,6 +323,31 @@ def test_what_another_was_made_from_is_not_left_out(results, tmp_path, name, sai
     assert contents(tmp_path / "out") == before
 
 
+@pytest.mark.parametrize("how", ["committed", "claims", "drawn"])
+def test_what_a_verdict_stands_on_is_not_left_out(tmp_path, how):
+    """Claims on maps of recall ask whether the run solves the task, which the maps do not show; the best
+    recipe is chosen by all scores, of which those that lost are shown nowhere."""
+    paper, node = "hedgehog", "runs/recall_elu/recall_accuracy"
+    name, stem = ("recall_smollm2", "figure2") if how == "drawn" else ("maps_smollm2", "figure5")
+    folder = Path(shutil.copytree(COMMITTED / name, tmp_path / name))
+    if how != "committed":
+        told = json.loads((folder / "provenance.json").read_text())
+        if how == "claims":
+            told[f"{paper}/{stem}"]["sources"] = {f"nodes.parquet#{node}0": {"key": "of the picture"}}
+        else:
+            del told[f"{paper}/{stem}"]
+        (folder / "provenance.json").write_text(json.dumps(told))
+        reference.write_manifest(folder, "smollm2", changed(folder))
+        artefact = read(COMMITTED.parents[1] / f"workflow/papers/{paper}/{stem}.yaml")
+        draw_committed(folder, artefact, claims=how == "claims")
+    told = json.loads((folder / "provenance.json").read_text())[f"{paper}/{stem}"]
+    assert told["cells"] and any(source.endswith(f"#{node}") for source in told["sources"])
+    assert (f"nodes.parquet#{node}0" in told["sources"]) == (how == "claims"), "the picture stays"
+    assert how != "drawn" or any("#runs/sweep_recall_softmax" in source for source in told["sources"])
+    with pytest.raises(UserError, match=f"{paper}/{stem} of .* was made from {node}; leave out both"):
+        reference.repack(folder, [node])
+
+
 def changed(out: Path) -> dict[str, dict]:
     return json.loads((out / "reference.json").read_text())["changed"]
 

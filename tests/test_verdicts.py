@@ -607,7 +607,7 @@ def of_recipes(tmp_path, shape, numbers, seeds=True, budget=1.0):
                 )
     rows = [(method, "entropy", "entropy", "absolute", "0.05", "9", "r") for method in "ab"]
     spreads = Spreads([dict(zip(COLUMNS, row, strict=True)) for row in rows])
-    [file] = judged_alone(
+    [file, _] = judged_alone(
         read(path), measured, About("mini", spreads=spreads, budget=budget), tmp_path / "out"
     )
     [row] = rows_of(file)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from relinear.draw import About, Measurements
 from relinear.draw.claims import Judgement, write_claims
-from relinear.draw.provenance import Origin, write_provenance
+from relinear.draw.provenance import BESIDE, Origin, write_provenance
 from relinear.draw.recipes import by_best_recipe
 from relinear.errors import UserError
 from relinear.plan.claims import Claim
@@ -20,7 +20,8 @@ class Drawn(NamedTuple):
     """What a shape makes of measurements.
 
     `write(out, judgements)` writes the table or the picture into a folder. `judge` gives the verdict on a
-    claim. `cells`, `sources` and `files` are those of `write_provenance`.
+    claim. `cells`, `sources` and `files` are those of `write_provenance`; to the sources come the records
+    that claims and the choice of the best recipe read.
     """
 
     write: Callable[[Path, Sequence[Judgement]], None]
@@ -42,27 +43,35 @@ def make(artefact: Artefact, measured: Measurements, about: About, out: Path) ->
     judgements = [drawn.judge(claim) for claim in artefact.spec.claims]
     drawn.write(out, judgements)
     files = {suffix: out / f"{artefact.stem}.{suffix}" for suffix in artefact.spec.suffixes}
-    write_provenance(files["provenance.json"], artefact, about.scale, drawn.cells, drawn.sources, drawn.files)
+    _tell(files["provenance.json"], artefact, measured, about, drawn)
     if "claims.csv" in files:
         write_claims(files["claims.csv"], artefact, judgements)
     return list(files.values())
 
 
+def _tell(path: Path, artefact: Artefact, measured: Measurements, about: About, drawn: Drawn) -> Path:
+    """Write the provenance of a drawing and its verdicts; returns the path.
+
+    Its sources are the records of all measurements that the artefact asks for: those that it shows, gates,
+    other recipes, and the scores by which the best of these is chosen.
+    """
+    sources = [*drawn.sources, *(found.source for read in artefact.reads() if (found := measured.get(read)))]
+    return write_provenance(path, artefact, about.scale, drawn.cells, sources, drawn.files)
+
+
 def verdicts(artefact: Artefact, measured: Measurements, about: About, out: Path) -> list[Path]:
-    """Write the verdicts on an artefact's claims into the folder `out`, and nothing else of it; returns the
-    file.
+    """Write the verdicts on an artefact's claims into the folder `out`, with their provenance, and nothing
+    else of it; returns the files.
 
     Raises ValueError as `make` does, UserError for an artefact without claims.
     """
     if not artefact.spec.claims:
         raise UserError(f"{artefact.name} has no claims")
     drawn = _drawn(artefact, measured, about)
+    judgements = [drawn.judge(claim) for claim in artefact.spec.claims]
     return [
-        write_claims(
-            out / f"{artefact.stem}.claims.csv",
-            artefact,
-            [drawn.judge(claim) for claim in artefact.spec.claims],
-        )
+        write_claims(out / f"{artefact.stem}.claims.csv", artefact, judgements),
+        _tell(out / f"{artefact.stem}{BESIDE}", artefact, measured, about, drawn),
     ]
 
 

@@ -148,9 +148,9 @@ def draw_committed(folder: Path, artefact: Artefact, claims: bool = False) -> li
 
     A run that the folder does not have is `not run`. A benchmark's folder has no manifest and no runs: a
     figure of its rows is drawn from these alone. Raises UserError where the folder has none of the runs or
-    not the rows, where it is no committed folder, and for a figure of attention weights, which no folder
-    keeps. With `claims` the verdicts alone are written, which need no weights; UserError where the artefact
-    has no claims.
+    not the rows, where it is no committed folder, and for a figure of attention weights that were not
+    committed. With `claims` the verdicts alone are written, which need no weights, and what they were made
+    from is added to what the drawing was; UserError where the artefact has no claims.
     """
     manifest, how, out = folder / MANIFEST, verdicts if claims else make, folder / artefact.paper
     if artefact.files() and not manifest.is_file():
@@ -160,7 +160,7 @@ def draw_committed(folder: Path, artefact: Artefact, claims: bool = False) -> li
                 f"{missing[0]} is missing: {artefact.name} is drawn from it{_elsewhere(folder, artefact)}"
             )
         with _alone(folder):
-            return _small(folder, how(artefact, {}, About(scale="", files=files), out))
+            return _small(folder, how(artefact, {}, About(scale="", files=files), out), claims)
     if not manifest.is_file():
         raise UserError(
             f"{folder} has no {MANIFEST}: it is no folder of committed results{_elsewhere(folder, artefact)}"
@@ -190,7 +190,7 @@ def draw_committed(folder: Path, artefact: Artefact, claims: bool = False) -> li
         alone = "; its verdicts alone: the same with --claims" * bool(artefact.spec.claims)
         raise UserError(f"{artefact.name}: {error}; where they were measured: {command}{alone}") from None
     with _alone(folder):  # what was drawn meanwhile stays in the manifest
-        written = _small(folder, drawn)
+        written = _small(folder, drawn, claims)
         facts = records.read_manifest(manifest)
         names = {path.relative_to(folder).as_posix(): path for path in (*drawn, *written)}
         kept = {name: hashed for name, hashed in facts["files"].items() if name not in names}
@@ -233,11 +233,14 @@ def _elsewhere(folder: Path, artefact: Artefact) -> str:
     return f"; possible: {', '.join(found)}" if found else ""
 
 
-def _small(folder: Path, written: list[Path]) -> list[Path]:
+def _small(folder: Path, written: list[Path], claims: bool) -> list[Path]:
     """Make drawn files small enough to commit: PNGs in 256 colours, no PDF, and the provenance in the one
-    file of the folder. Returns their paths."""
+    file of the folder, where that of `claims` alone is added to their drawing's. Returns their paths."""
     if told := provenance.of_drawings(folder, written):
-        written = [*written, provenance.write_committed(folder, provenance.committed(folder) | told)]
+        had = provenance.committed(folder)
+        if claims:
+            told = {name: provenance.joined(had.get(name, each), each) for name, each in told.items()}
+        written = [*written, provenance.write_committed(folder, had | told)]
         for name in told:
             (folder / f"{name}{provenance.BESIDE}").unlink()
     for path in written:

@@ -31,8 +31,8 @@ def write_provenance(
     """Write {artefact, scale, sources, cells} as JSON; returns the path.
 
     cells: row -> column -> a run.json, several where the cell is a mean over seeds, an entry of the spec
-    (`file#/pointer`), or None for an empty cell. sources: the records named there. files: other files named
-    there -> what is known of how they were measured.
+    (`file#/pointer`), or None for an empty cell. sources: the records named there, and those that a verdict
+    stands on. files: other files named there -> what is known of how they were measured.
     """
     records: dict[str, Any] = {
         s.file: {"key": s.key, "sha256": s.sha256, "metrics_sha256": s.metrics_sha256} for s in sources
@@ -64,6 +64,11 @@ def of_drawings(folder: Path, files: Iterable[Path]) -> dict[str, dict[str, Any]
         for path in files
         if path.name.endswith(BESIDE)
     }
+
+
+def joined(drawing: Mapping[str, Any], verdicts: Mapping[str, Any]) -> dict[str, Any]:
+    """The provenance of a drawing that stays, with the sources of verdicts that were made later."""
+    return {**drawing, "sources": {**verdicts["sources"], **drawing["sources"]}}
 
 
 def write_committed(folder: Path, told: Mapping[str, Mapping[str, Any]]) -> Path:
