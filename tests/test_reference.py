@@ -117,7 +117,7 @@ def results(tmp_path):
 
 # of drawings of the fixture
 TOLD = {
-    name: {"artefact": name, "sources": {f"results/x/nodes.parquet#{node}": {}}, "cells": {}}
+    name: {"artefact": name, "sources": {f"results/tiny/{node}/run.json": {}}, "cells": {}}
     for name, node in {"comparison/table2": "runs/lizard/finetune", "lolcats/figure3": "text/toy"}.items()
 }
 
@@ -310,6 +310,7 @@ def test_nodes_runs_and_drawings_are_left_out_by_name(results, tmp_path):
         ),
         ("runs/liz", "neither node nor drawing 'runs/liz'"),
         ("text/toy", "lolcats/figure3 of .* was made from text/toy; leave out both or none"),
+        ("runs/lizard/finetune", "comparison/table2 of .* was made from runs/lizard/finetune; leave out"),
         ("runs/lizard/entropy", "runs/supra/entropy of .* was made from runs/lizard/entropy; leave out both"),
     ],
 )

@@ -174,12 +174,12 @@ def _require_whole(
     """Raise UserError where a node or a drawing was made from a node of this folder that is not among
     `nodes`."""
     had = store.opened(folder).rows.keys() - nodes.keys()
-    behind = {name: [each.partition("#")[2] for each in of["sources"]] for name, of in told.items()} | {
-        name: [records.place(p["path"]).as_posix() for p in json.loads(each.record)["parents"].values()]
+    behind = {name: map(store.folder_of, of["sources"]) for name, of in told.items()} | {
+        name: [Path(p["path"]) for p in json.loads(each.record)["parents"].values()]
         for name, each in nodes.items()
     }
     for name, of in behind.items():
-        if gone := had & {*of}:
+        if gone := had & {records.place(place).as_posix() for place in of}:
             raise UserError(f"{name} of {folder} was made from {min(gone)}; leave out both or none")
 
 
