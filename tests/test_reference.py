@@ -324,6 +324,30 @@ def test_what_another_was_made_from_is_not_left_out(results, tmp_path, name, sai
     assert contents(tmp_path / "out") == before
 
 
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("results/reference/out/comparison/table2.csv", "comparison/table2"),
+        ("results/reference/out/nodes.parquet#runs/supra/entropy", "runs/supra"),
+    ],
+)
+def test_what_a_drawing_of_another_folder_was_made_from_is_not_left_out(results, tmp_path, source, name):
+    measurement(results, "runs/supra/entropy")
+    out, other = (tmp_path / "reference" / folder for folder in ("out", "scaling"))
+    reference.export(results, out)
+    other.mkdir()
+    told = {"artefact": "comparison_scaling", "sources": {source: {}}, "cells": {}}
+    (other / "provenance.json").write_text(json.dumps({"comparison/scaling": told}))
+    before = contents(out)
+    with pytest.raises(UserError, match=f"comparison/scaling of scaling was made from {name}.*; leave out"):
+        reference.repack(out, [name])
+    assert contents(out) == before
+    told["sources"] = {source.replace("/out/", "/about/"): {}}
+    (other / "provenance.json").write_text(json.dumps({"comparison/scaling": told}))
+    reference.repack(out, [name])
+    assert contents(out) != before
+
+
 @pytest.mark.parametrize("how", ["committed", "claims", "drawn"])
 def test_what_a_verdict_stands_on_is_not_left_out(tmp_path, how):
     """Claims on maps of recall ask whether the run solves the task, which the maps do not show; the best

@@ -121,8 +121,9 @@ def repack(folder: Path | str, without: Collection[str] = ()) -> dict[str, int]:
     `without` names what is left out: nodes such as `runs/lizard/mmlu`, all nodes of a folder such as
     `runs/lizard`, and drawings such as `lizard/table4`.
 
-    Raises UserError for a folder that is not as it was exported, a name that it does not have, and a node
-    that another one, or a drawing, which stays was made from.
+    Raises UserError for a folder that is not as it was exported, a name that it does not have, a node that
+    another one, or a drawing, which stays was made from, and a node or a drawing that one of a folder beside
+    this was drawn from. The committed spreads (`relinear.draw.trainings`) are not looked at.
     """
     folder = Path(folder)
     verify(folder)
@@ -134,9 +135,10 @@ def repack(folder: Path | str, without: Collection[str] = ()) -> dict[str, int]:
             raise UserError(
                 f"{folder} has neither node nor drawing {name!r}; {possible(name, (*told, *nodes))}"
             )
-    nodes = {name: each for name, each in nodes.items() if not _is_of(name, without)}
-    told = {name: each for name, each in told.items() if not _is_of(name, without)}
-    _require_whole(folder, nodes, told)
+    gone = {name for name in (*nodes, *told) if _is_of(name, without)}
+    nodes = {name: each for name, each in nodes.items() if name not in gone}
+    told = {name: each for name, each in told.items() if name not in gone}
+    _require_whole(folder, gone, nodes, told)
     for name, each in nodes.items():
         loose = {file: folder / name / file for file in OF_FIGURE if f"{name}/{file}" in files}
         tensors = (each.tensors or {}) | {file: path.read_bytes() for file, path in loose.items()}
@@ -169,18 +171,39 @@ def _is_of(name: str, places: Collection[str]) -> bool:
 
 
 def _require_whole(
-    folder: Path, nodes: Mapping[str, store.Packed], told: Mapping[str, Mapping[str, Any]]
+    folder: Path,
+    gone: Collection[str],
+    nodes: Mapping[str, store.Packed],
+    told: Mapping[str, Mapping[str, Any]],
 ) -> None:
-    """Raise UserError where a node or a drawing was made from a node of this folder that is not among
-    `nodes`."""
-    had = store.opened(folder).rows.keys() - nodes.keys()
-    behind = {name: map(store.folder_of, of["sources"]) for name, of in told.items()} | {
-        name: [Path(p["path"]) for p in json.loads(each.record)["parents"].values()]
+    """Raise UserError where a node or a drawing of this folder that stays, or a drawing of a folder beside
+    it, was made from one that is `gone`."""
+    behind = {
+        f"{name} of {folder}": {records.place(store.folder_of(each)).as_posix() for each in of["sources"]}
+        for name, of in told.items()
+    } | {
+        f"{name} of {folder}": {
+            records.place(p["path"]).as_posix() for p in json.loads(each.record)["parents"].values()
+        }
         for name, each in nodes.items()
     }
+    for file in sorted(folder.resolve().parent.glob(f"*/{provenance.FILE}")) if gone else ():
+        if (other := file.parent) != folder.resolve():
+            behind |= {
+                f"{name} of {other.name}": {_named(each, folder.resolve().name) for each in of["sources"]}
+                for name, of in provenance.committed(other).items()
+            }
     for name, of in behind.items():
-        if gone := had & {records.place(place).as_posix() for place in of}:
-            raise UserError(f"{name} of {folder} was made from {min(gone)}; leave out both or none")
+        if lost := of & gone:
+            raise UserError(f"{name} was made from {min(lost)}; leave out both or none")
+
+
+def _named(source: str, folder: str) -> str:
+    """The node or drawing of a folder beside it that provenance names: `<folder>/nodes.parquet#<node>` or
+    `<folder>/<paper>/<stem>.csv`. Empty for anything of another folder."""
+    _, found, name = f"/{source}".rpartition(f"/{folder}/")
+    drawing, packed, node = name.partition(f"{store.NODES}#")
+    return (node if packed else drawing.partition(".")[0]) if found else ""
 
 
 def _copy(folder: Path, names: Iterable[str], to: Path) -> None:
