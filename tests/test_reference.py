@@ -21,7 +21,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from relinear import linearize, load_run
 from relinear.core import store
-from relinear.draw import planned
+from relinear.draw import planned, provenance
 from relinear.draw.planned import draw_committed
 from relinear.draw.quote import lines_of as rows_of
 from relinear.draw.render import paint
@@ -239,6 +239,33 @@ def test_a_later_slice_of_results_is_added_to_what_is_committed(results, tmp_pat
         reference.export(results, out, add=True)
 
 
+def as_earlier(out: Path) -> None:
+    """Make of an exported folder what earlier versions left: provenance beside each drawing."""
+    for name, told in json.loads((out / "provenance.json").read_text()).items():
+        (out / f"{name}.provenance.json").write_text(json.dumps(told))
+    (out / "provenance.json").unlink()
+    reference.write_manifest(out, "tiny", changed(out))
+
+
+def test_provenance_beside_drawings_of_an_earlier_export_goes_into_the_one_file(results, tmp_path):
+    out, anew = tmp_path / "out", "comparison/table2"
+    reference.export(results, out)
+    as_earlier(out)
+    (results / "lolcats/figure3.provenance.json").unlink()
+    told = TOLD[anew] | {"cells": {"lizard": {"ppl": f"results/tiny/{anew}"}}}
+    (results / f"{anew}.provenance.json").write_text(json.dumps(told))
+    reference.export(results, out, add=True)
+    assert not list(out.glob("*/*.provenance.json"))
+    assert json.loads((out / "provenance.json").read_text()) == TOLD | {anew: told}
+    assert provenance.of(out / anew) == told
+    reference.verify(out)
+    # what an export left beside a drawing that was drawn again since
+    (out / f"{anew}.provenance.json").write_text(json.dumps(TOLD[anew]))
+    reference.write_manifest(out, "tiny", changed(out))
+    reference.repack(out)
+    assert provenance.of(out / anew) == told
+
+
 def contents(folder: Path) -> dict[str, bytes]:
     return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
@@ -269,10 +296,7 @@ def test_repacking_takes_in_what_earlier_versions_left_beside_the_store_and_chan
     store.write(out, nodes | {node: nodes[node]._replace(tensors=None)})
     (out / node).mkdir()
     (out / node / "weights.safetensors").write_bytes(files["weights.safetensors"])
-    (out / "provenance.json").unlink()
-    for name, told in TOLD.items():
-        (out / f"{name}.provenance.json").write_text(json.dumps(told))
-    reference.write_manifest(out, "tiny", json.loads(before["reference.json"])["changed"])
+    as_earlier(out)
     assert len(contents(out)) == len(before) + 1
     reference.repack(out)
     assert contents(out) == before

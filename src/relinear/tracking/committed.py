@@ -89,7 +89,9 @@ def export(
     older = [
         name
         for name in before["files"]
-        if name not in {*kept, *STORED} and not nodes.keys() & {p.as_posix() for p in Path(name).parents}
+        if name not in {*kept, *STORED}
+        and not name.endswith(provenance.BESIDE)
+        and not nodes.keys() & {p.as_posix() for p in Path(name).parents}
     ]
     changed = {name: how for name, how in before["changed"].items() if name in older}
     with folder_aside(out) as scratch:
@@ -101,7 +103,7 @@ def export(
             ),
         )
         drawn = provenance.of_drawings(results, _files(results))
-        if told := (provenance.committed(out) if add else {}) | drawn:
+        if told := (_told(out, before["files"]) if add else {}) | drawn:
             provenance.write_committed(scratch, told)
         for name, source in kept.items():
             (scratch / name).parent.mkdir(parents=True, exist_ok=True)
@@ -129,7 +131,7 @@ def repack(folder: Path | str, without: Collection[str] = ()) -> dict[str, int]:
     verify(folder)
     manifest = {"changed": {}, **records.read_manifest(folder / MANIFEST)}
     nodes, files = store.opened(folder).all(), {name: folder / name for name in manifest["files"]}
-    told = provenance.committed(folder) | provenance.of_drawings(folder, files.values())
+    told = _told(folder, files)
     for name in without:
         if not any(_is_of(each, [name]) for each in (*nodes, *told)):
             raise UserError(
@@ -163,6 +165,13 @@ def repack(folder: Path | str, without: Collection[str] = ()) -> dict[str, int]:
             provenance.write_committed(scratch, told)
         changed = {name: how for name, how in manifest["changed"].items() if name in older}
         return _closed(scratch, manifest["scale"], changed)
+
+
+def _told(folder: Path, files: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """The provenance of all drawings of a committed folder with these files, also of those that have it
+    beside them, as earlier versions left it."""
+    beside = provenance.of_drawings(folder, [folder / name for name in files])
+    return beside | provenance.committed(folder)
 
 
 def _is_of(name: str, places: Collection[str]) -> bool:
