@@ -822,13 +822,15 @@ def test_a_table_drawn_while_another_is_drawn_stays_in_the_manifest(tmp_path, mo
     ("folder", "paper", "figure"),
     [("smollm2", "lolcats", "figure3"), ("hedgehog_recall_mini", "hedgehog", "figure2")],
 )
-def test_a_figure_of_attention_weights_says_that_no_folder_keeps_them(folder, paper, figure, tmp_path):
+def test_a_figure_of_attention_weights_that_were_not_committed_says_where_they_are(
+    folder, paper, figure, tmp_path
+):
     copy = Path(shutil.copytree(COMMITTED / folder, tmp_path / folder))
     with pytest.raises(
         UserError,
         match=(
-            f"{paper}_{figure}: .*safetensors is missing; .* not committed; where they were measured:"
-            f" relinear draw {paper} {figure}"
+            f"{paper}_{figure}: .*safetensors is missing: .* nor in a tensors.parquet; where they were"
+            f" measured: relinear draw {paper} {figure}"
         ),
     ):
         draw_committed(copy, read(COMMITTED.parents[1] / f"workflow/papers/{paper}/{figure}.yaml"))

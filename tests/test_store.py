@@ -159,7 +159,7 @@ def test_files_of_tensors_are_read_as_if_they_lay_in_the_folder(place, tmp_path)
     assert not store.exists(node / "parts.safetensors") and not store.exists(
         node / "adapter/points.safetensors"
     )
-    with pytest.raises(FileNotFoundError, match="mmlu/parts.safetensors is missing; attention weights lie"):
+    with pytest.raises(FileNotFoundError, match="mmlu/parts.safetensors is missing: it lies neither"):
         tensors_in(node / "parts.safetensors")
     store.write(place, {"runs/lizard/mmlu": packed(items=ITEMS)})
     assert not (place / store.TENSORS).exists() and not store.exists(node / "weights.safetensors")

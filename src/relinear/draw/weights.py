@@ -36,7 +36,7 @@ def tensors_in(path: Path) -> dict[str, np.ndarray]:
     where neither has it."""
     if not store.exists(path):
         raise FileNotFoundError(
-            f"{path} is missing; attention weights lie where they were measured, and these are not committed"
+            f"{path} is missing: it lies neither in its measurement's folder nor in a {store.TENSORS}"
         )
     return load(store.read(path))
 
