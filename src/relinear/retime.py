@@ -14,7 +14,6 @@ from typing import Any
 from relinear import records
 from relinear.errors import UserError
 from relinear.plan.plan import Plan
-from relinear.stages._stage import Node
 
 
 def retime(plan: Plan) -> int:
@@ -42,23 +41,22 @@ def _retimed(plan: Plan, folder: Path, found: dict[Path, float], done: dict[Path
     count = sum(_retimed(plan, parent, found, done) for parent in there)
     if max((done[parent] for parent in there), default=0.0) <= found[folder]:
         return count
-    node = _node(plan, folder, record)
-    if node is None:
-        return count
+    # a mistake in one step's settings ends no command for others: it is told where that step is asked for
+    with contextlib.suppress(UserError):
+        if _stands(plan, folder, record):
+            done[folder] = (folder / "run.json").stat().st_mtime
+            count += 1
+    return count
+
+
+def _stands(plan: Plan, folder: Path, record: dict[str, Any]) -> bool:
+    """Whether the result in a folder stands; it then gets the time of now. Raises UserError where the plan
+    has no such node, or none that can be made."""
+    stage = "measure" if record["measure"] else record["stage"]
+    node = plan.node(stage, record["run"], record["measure"] or "")
+    if plan.folder(node) != folder:
+        return False
     # by name: it brings what runs a stage, which takes long to import and is rarely asked
     stands = importlib.import_module("relinear.stage").stands
     with contextlib.redirect_stderr(io.StringIO()):  # a line for each: "up to date"
-        if not stands(plan, node):
-            return count
-    done[folder] = (folder / "run.json").stat().st_mtime
-    return count + 1
-
-
-def _node(plan: Plan, folder: Path, record: dict[str, Any]) -> Node | None:
-    """The node of a plan whose result lies in a folder; None where it has none of that name."""
-    try:
-        stage = "measure" if record["measure"] else record["stage"]
-        node = plan.node(stage, record["run"], record["measure"] or "")
-        return node if plan.folder(node) == folder else None
-    except UserError:
-        return None
+        return stands(plan, node)
