@@ -1,6 +1,7 @@
 """A part of the fault campaign (`make faults`): malformed settings are refused with a message; damaged
 results are named, made again, and end the same."""
 
+import errno
 import importlib
 import json
 import os
@@ -154,6 +155,7 @@ def test_results_copied_without_times_stand_in_order(plan, tmp_path):
     before = {path: path.stat().st_mtime for path in paths}
     made_of_others = [path for node, path in zip(nodes, paths, strict=True) if copied.parents(node)]
     assert retime(copied) == len(made_of_others) >= 5
+    assert not (copied.root / ".work").exists(), "made to find out, in a dry run too"
     for node, path in zip(nodes, paths, strict=True):
         behind = [copied.folder(parent) / "run.json" for parent in copied.parents(node).values()]
         assert all(path.stat().st_mtime >= one.stat().st_mtime for one in behind), node
@@ -185,6 +187,29 @@ def test_times_are_given_beside_a_step_whose_settings_are_wrong(plan, tmp_path):
     assert retime(copied) >= 3
     kept = {n.stage for n, path in zip(nodes, paths, strict=True) if path.stat().st_mtime == before[path]}
     assert {"finetune", "measure"} < kept and "distill" not in kept
+
+
+def test_times_are_given_beside_steps_that_end_and_folders_of_others(plan, tmp_path, monkeypatch, capsys):
+    """A record that goes while times are read, one that goes while a result is compared, and a folder that
+    may not be written to; of large results a line says that they are read."""
+    copied, nodes, paths = copied_without_times(plan, tmp_path / "results")
+    usual, found = Path.glob, importlib.import_module("relinear.stage").stands
+    gone = copied.root / "models/gone/run.json"
+
+    def stands(plan, node):
+        if node.stage == "distill":
+            raise PermissionError(errno.EACCES, "Permission denied", str(plan.folder(node)))
+        stood = found(plan, node)
+        if node.stage == "finetune":
+            (plan.folder(node) / "run.json").unlink()
+        return stood
+
+    monkeypatch.setattr(Path, "glob", lambda folder, pattern: [*usual(folder, pattern), gone])
+    monkeypatch.setattr("relinear.stage.stands", stands)
+    monkeypatch.setattr("relinear.retime.LONG", 300_000)
+    assert retime(copied) == sum(bool(copied.parents(node)) for node in nodes) - 2
+    [said] = capsys.readouterr().err.splitlines()
+    assert said.startswith(f"{copied.root / 'activations/stories@tiny'} is older than what it is made from")
 
 
 def test_rounds_have_each_damage_of_each_kind_of_step(plan):
