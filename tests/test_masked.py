@@ -25,6 +25,7 @@ from relinear.linearize.model import linearize
 from relinear.plan.job import Job, Link
 from relinear.plan.plan import Plan
 from relinear.plan.strict import ConfigError
+from relinear.plan.targets import explain_target
 from relinear.stages._stage import Node
 from relinear.tracking import live as tracking
 from relinear.train.masked import Hidden, work
@@ -220,8 +221,14 @@ def test_runs_of_an_altered_encoder_begin_with_one_that_was_trained_on_and_other
         plan = Plan(scale=scale)
         assert all(step.stage != "masked" for run in runs for step in behind(plan, run))
         assert not behind(plan, "encoder")
-        with pytest.raises(ConfigError, match="'encoder' has no step 'masked'"):
+        with pytest.raises(ConfigError) as raised:
             plan.node(*ENCODER)
+        said = (
+            f"run 'encoder' has no step 'masked' at scale {scale!r}, where its model,"
+            f" {plan.run('encoder').model!r}, is whole; runs that do: none at this scale"
+        )
+        assert str(raised.value) == said
+        assert explain_target("masked", ["masked"], plan) == f"rule 'masked' is for one run; {said}"
 
 
 def test_every_run_of_the_papers_encoder_begins_with_it():
