@@ -74,12 +74,22 @@ def test_an_error_that_is_no_refusal_stays_one():
     )
 
 
-def test_a_work_folder_that_was_deleted_is_named(tmp_path):
-    work = tmp_path / ".work/lizard.distill"
-    lost = OSError(errno.ENOENT, "No such file or directory", str(work / "out/metrics.json"))
-    assert refusal(lost) == f"{work / 'out'} was deleted during the work; give the same command again"
-    (work / "out").mkdir(parents=True)
-    assert refusal(lost) is None
+@pytest.mark.parametrize("clone", ["clone", ".work/clone"])
+def test_a_work_folder_that_was_deleted_is_named_and_no_other_fault_is_taken_for_that(tmp_path, clone):
+    (tmp_path / clone).mkdir(parents=True)
+    step = tmp_path / clone / "results/smoke/.work/lizard.distill"
+    lock, metrics, adapter = (
+        OSError(errno.ENOENT, "No such file or directory", str(step / name))
+        for name in ("lock", "out/metrics.json", "out/adapter/adapter_model.safetensors")
+    )
+    said = "was deleted during the work; give the same command again"
+    assert refusal(lock) == f"{step} {said}"
+    assert refusal(metrics) == refusal(adapter) == f"{step / 'out'} {said}"
+    step.mkdir(parents=True)  # as the next checkpoint makes it
+    assert refusal(lock) is None and refusal(adapter) == f"{step / 'out'} {said}"
+    (step / "out").mkdir()
+    assert refusal(metrics) is refusal(adapter) is None, "a folder that the code did not make"
+    assert refusal(OSError(errno.ENOENT, "No such file or directory", str(tmp_path / clone / "x/y"))) is None
 
 
 def test_what_stands_in_a_folders_place_is_named(tmp_path):

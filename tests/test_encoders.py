@@ -501,6 +501,18 @@ def test_mpnet_is_opened_without_its_relative_bias(tmp_path):
     assert all(torch.equal(opened.get_parameter(n), model.get_parameter(n)) for n in others)
 
 
+def test_an_mpnet_that_was_linearized_before_its_configuration_told_of_the_bias_is_loaded(tmp_path):
+    saved = linearize(teacher("mpnet", torch.float32), "hedgehog")
+    expected = hidden(saved, tokens(20))
+    del saved.config.relative_bias
+    saved.save_pretrained(tmp_path)
+    loaded = load_teacher(tmp_path, torch.float32)
+    assert not hasattr(loaded.config, "relative_bias") and torch.equal(hidden(loaded, tokens(20)), expected)
+    torch.nn.init.ones_(loaded.encoder.relative_attention_bias.weight)
+    with pytest.raises(UserError, match="adds a bias of relative positions"):
+        loaded(tokens(20))
+
+
 @pytest.mark.parametrize(
     ("given", "says"),
     [

@@ -243,7 +243,7 @@ CASES = {
     "a task for a decoder": (
         runs(
             lambda r: [
-                run.update(model="gpt2")
+                run.update({"model": "gpt2"} | ({"after": None} if run.get("after") == "encoder" else {}))
                 for name, run in r.items()
                 if name.startswith(("cola_", "finetuned_"))
             ],

@@ -1,6 +1,7 @@
 """A part of the fault campaign (`make faults`): malformed settings are refused with a message; damaged
 results are named, made again, and end the same."""
 
+import errno
 import importlib
 import json
 import os
@@ -134,19 +135,27 @@ def test_damaged_results_are_told_mended_by_what_is_named_and_end_the_same(plan)
     again(plan)
 
 
-def test_results_copied_without_times_stand_in_order(plan, tmp_path):
-    """As `cp -r` leaves them, here at its worst; what a parent's change made stale keeps its time, so that
-    rules run it."""
-    copied = replace(plan, results=tmp_path / "results")
-    shutil.copytree(plan.results, copied.results)
+def copied_without_times(plan, to):
+    """A copy of a plan's results as `cp -r` leaves one at its worst; the steps behind its last one, and their
+    records."""
+    copied = replace(plan, results=to)
+    shutil.copytree(plan.results, to, ignore=shutil.ignore_patterns(".work"))
     nodes = copied.behind([copied.node(*LAST.split())])
     paths = [copied.folder(node) / "run.json" for node in nodes]
     now = time.time()
     for age, path in enumerate(paths):
         os.utime(path, (now - 1000 - age,) * 2)
+    return copied, nodes, paths
+
+
+def test_results_copied_without_times_stand_in_order(plan, tmp_path):
+    """What a parent's change made stale keeps its time, so that rules run it."""
+    copied, nodes, paths = copied_without_times(plan, tmp_path / "results")
+    now = time.time()
     before = {path: path.stat().st_mtime for path in paths}
     made_of_others = [path for node, path in zip(nodes, paths, strict=True) if copied.parents(node)]
     assert retime(copied) == len(made_of_others) >= 5
+    assert not (copied.root / ".work").exists(), "made to find out, in a dry run too"
     for node, path in zip(nodes, paths, strict=True):
         behind = [copied.folder(parent) / "run.json" for parent in copied.parents(node).values()]
         assert all(path.stat().st_mtime >= one.stat().st_mtime for one in behind), node
@@ -159,6 +168,48 @@ def test_results_copied_without_times_stand_in_order(plan, tmp_path):
     tuned.write_text(json.dumps(record))
     os.utime(tuned, (now - 2000,) * 2)
     assert retime(copied) == 0 and tuned.stat().st_mtime == now - 2000
+
+
+def test_times_are_given_beside_a_step_whose_settings_are_wrong(plan, tmp_path):
+    """Which is told where the step is asked for: a command for another run does not end."""
+    copied, nodes, paths = copied_without_times(plan, tmp_path / "results")
+    workflow = linked(tmp_path / "workflow")
+    runs = workflow / "papers/hedgehog/runs.yaml"
+    right = "- finetune: {data: alpaca, kind: lora, lr: 1.0e-4}"
+    text = runs.read_text()
+    assert text.index("hedgehog:") == 0 and text.index(right) < 300
+    runs.unlink()
+    runs.write_text(text.replace(right, right.replace("alpaca", "nosuch"), 1))
+    copied = replace(copied, workflow=workflow)
+    with pytest.raises(ConfigError, match="nosuch"):
+        copied.key(copied.node("finetune", "hedgehog"))
+    before = {path: path.stat().st_mtime for path in paths}
+    assert retime(copied) >= 3
+    kept = {n.stage for n, path in zip(nodes, paths, strict=True) if path.stat().st_mtime == before[path]}
+    assert {"finetune", "measure"} < kept and "distill" not in kept
+
+
+def test_times_are_given_beside_steps_that_end_and_folders_of_others(plan, tmp_path, monkeypatch, capsys):
+    """A record that goes while times are read, one that goes while a result is compared, and a folder that
+    may not be written to; of large results a line says that they are read."""
+    copied, nodes, paths = copied_without_times(plan, tmp_path / "results")
+    usual, found = Path.glob, importlib.import_module("relinear.stage").stands
+    gone = copied.root / "models/gone/run.json"
+
+    def stands(plan, node):
+        if node.stage == "distill":
+            raise PermissionError(errno.EACCES, "Permission denied", str(plan.folder(node)))
+        stood = found(plan, node)
+        if node.stage == "finetune":
+            (plan.folder(node) / "run.json").unlink()
+        return stood
+
+    monkeypatch.setattr(Path, "glob", lambda folder, pattern: [*usual(folder, pattern), gone])
+    monkeypatch.setattr("relinear.stage.stands", stands)
+    monkeypatch.setattr("relinear.retime.LONG", 300_000)
+    assert retime(copied) == sum(bool(copied.parents(node)) for node in nodes) - 2
+    [said] = capsys.readouterr().err.splitlines()
+    assert said.startswith(f"{copied.root / 'activations/stories@tiny'} is older than what it is made from")
 
 
 def test_rounds_have_each_damage_of_each_kind_of_step(plan):

@@ -38,7 +38,6 @@ FLOORS = [
     {"core"},
     {"records", "weights"},
     {"folders"},
-    {"opening"},
     {"plan.sources", "plan.near"},
     {"plan.strict", "plan.job", "plan.readings", "plan.code"},  # the values that rooms hand to each other
     {"plan.sane", "plan.measured"},
@@ -48,6 +47,7 @@ FLOORS = [
     {"attention"},
     {"families"},
     {"machine"},
+    {"opening"},
     {"linearize"},
     {"get"},
     {"train", "measure"},

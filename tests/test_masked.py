@@ -25,6 +25,7 @@ from relinear.linearize.model import linearize
 from relinear.plan.job import Job, Link
 from relinear.plan.plan import Plan
 from relinear.plan.strict import ConfigError
+from relinear.plan.targets import explain_target
 from relinear.stages._stage import Node
 from relinear.tracking import live as tracking
 from relinear.train.masked import Hidden, work
@@ -83,8 +84,8 @@ def job(folder: Path, model: Path, text: Path, *, epochs=8, checkpoint_seconds=1
 
 
 def test_of_ten_chosen_eight_are_masked_one_is_another_and_one_stays(tmp_path):
-    hidden = Hidden(Packed(write(tmp_path / "text"), "train", LENGTH), 0.25, mask=7, vocabulary=6)
-    fates = []
+    hidden = Hidden(Packed(write(tmp_path / "text"), "train", LENGTH), 0.25, mask=7, vocabulary=6, padding=1)
+    fates, drawn = [], set()
     for step in range(20):
         for i in range(SEQUENCES):
             shown, at, told = hidden.sequence(i, [0, step])
@@ -97,20 +98,21 @@ def test_of_ten_chosen_eight_are_masked_one_is_another_and_one_stays(tmp_path):
                 "mask" if s == 7 else "same" if s == t else "other"
                 for s, t in zip(shown[at], told, strict=True)
             ]
-            assert all(s < 6 or s in (7, t) for s, t in zip(shown[at], told, strict=True))
+            drawn |= {int(s) for s, t in zip(shown[at], told, strict=True) if s not in (7, t)}
     shares = {fate: fates.count(fate) / len(fates) for fate in ("mask", "other", "same")}
+    assert drawn == {0, 2, 3, 4, 5}, "padding would move what follows to other positions"
     assert shares == pytest.approx({"mask": 0.8, "other": 0.1, "same": 0.1}, abs=0.02)
 
 
 def test_each_visit_hides_other_tokens_and_the_same_visit_the_same(tmp_path):
-    hidden = Hidden(Packed(write(tmp_path / "text"), "train", LENGTH), 0.25, mask=7, vocabulary=6)
+    hidden = Hidden(Packed(write(tmp_path / "text"), "train", LENGTH), 0.25, mask=7, vocabulary=6, padding=1)
     first, again, later = (hidden.sequence(3, seed)[0] for seed in ([0, 1], [0, 1], [0, 2]))
     assert torch.equal(first, again) and not torch.equal(first, later)
 
 
 def test_separators_are_hidden_last_and_never_told(tmp_path):
     text = Packed(write(tmp_path / "text", separators=range(26)), "train", LENGTH)
-    shown, at, told = Hidden(text, 0.25, mask=7, vocabulary=6).sequence(0, [0])
+    shown, at, told = Hidden(text, 0.25, mask=7, vocabulary=6, padding=1).sequence(0, [0])
     assert set(range(26, LENGTH)) < set(at.tolist()) and len(at) == 8
     assert (told == IGNORED).tolist() == (at < 26).tolist()
     assert torch.equal(shown[:26], text.sequence(0)[0][:26])
@@ -119,9 +121,13 @@ def test_separators_are_hidden_last_and_never_told(tmp_path):
 # --- the training ---
 
 
-def test_an_encoder_learns_to_tell_hidden_tokens(tmp_path, model):
-    given = job(tmp_path, model, write(tmp_path / "text"))
+def test_an_encoder_learns_to_tell_hidden_tokens(tmp_path, model, monkeypatch):
+    given, drawn, usual = job(tmp_path, model, write(tmp_path / "text")), set(), Hidden.batch
+    monkeypatch.setattr(
+        Hidden, "batch", lambda self, *a: drawn.update(self.others.tolist()) or usual(self, *a)
+    )
     metrics = work(given)
+    assert drawn == {*range(260)} - {1}, "all but MPNet's padding"
     assert metrics["steps"] == 48 and metrics["tokens"] == given.tokens == 48 * 8 * LENGTH
     assert metrics["heldout_loss_before"] > np.log(200) > 2.5 > metrics["heldout_loss_after"]
     assert metrics["heldout_accuracy_before"] < 0.1 < metrics["heldout_accuracy_after"]
@@ -220,8 +226,14 @@ def test_runs_of_an_altered_encoder_begin_with_one_that_was_trained_on_and_other
         plan = Plan(scale=scale)
         assert all(step.stage != "masked" for run in runs for step in behind(plan, run))
         assert not behind(plan, "encoder")
-        with pytest.raises(ConfigError, match="'encoder' has no step 'masked'"):
+        with pytest.raises(ConfigError) as raised:
             plan.node(*ENCODER)
+        said = (
+            f"run 'encoder' has no step 'masked' at scale {scale!r}, where its model,"
+            f" {plan.run('encoder').model!r}, is whole; runs that do: none at this scale"
+        )
+        assert str(raised.value) == said
+        assert explain_target("masked", ["masked"], plan) == f"rule 'masked' is for one run; {said}"
 
 
 def test_every_run_of_the_papers_encoder_begins_with_it():

@@ -1,6 +1,7 @@
 """A model and a text of one's own: the page's commands on small models with Llama-3.2's and Qwen3's
 configuration, and what is refused."""
 
+import errno
 import json
 import re
 import shutil
@@ -32,6 +33,7 @@ from relinear import own
 from relinear.errors import UserError
 from relinear.families.tiny import byte_tokenizer
 from relinear.get.text import Document, documents
+from relinear.opening import configuring, reading
 from relinear.plan.assets import AssetError, Own, catalogue
 from relinear.plan.plan import Plan
 from relinear.plan.strict import WORKFLOW
@@ -396,6 +398,25 @@ def test_what_cannot_work_is_one_line_before_any_work(here, monkeypatch, case):
     assert code == 1 and stderr.splitlines()[-1].startswith("error: "), stderr[-2000:]
     assert all(part in stderr.splitlines()[-1] for part in named), stderr.splitlines()[-1]
     assert not (here / "out").exists() and not (here / "results").exists()
+
+
+def test_what_is_no_fault_of_a_text_is_not_told_as_one():
+    faults = [ModuleNotFoundError("No module named 'pyarrow'", name="pyarrow"), ImportError("libarrow.so")]
+    faults += [OSError(errno.EIO, "Input/output error", "text.parquet")]
+    for fault in faults:
+        with pytest.raises(type(fault)) as raised, reading("text.parquet", "rows"):
+            raise fault
+        assert raised.value is fault
+    for fault in (OSError("no Parquet magic bytes"), KeyError("text")):
+        with pytest.raises(UserError, match="cannot be read as 'rows': .* or another --reader"):
+            with reading("text.parquet", "rows"):
+                raise fault
+
+
+def test_a_configuration_that_needs_a_library_is_one_line():
+    with pytest.raises(UserError, match="makes no model: ImportError: no flash_attn"):
+        with configuring(Path("llama")):
+            raise ImportError("no flash_attn")
 
 
 # entries of config.json that make no model, in transformers' or torch's own words

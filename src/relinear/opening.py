@@ -13,6 +13,7 @@ from huggingface_hub.errors import StrictDataclassError
 
 from relinear.errors import UserError
 from relinear.folders import FAILURES
+from relinear.machine.disk import refusal
 
 LONGEST = 500  # characters of another library's message
 UNFIT = (*FAILURES, AssertionError, StrictDataclassError)
@@ -34,16 +35,21 @@ def configuring(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def reading(given: str, reader: str) -> Iterator[None]:
-    """A context in which whatever the reader of a text raises is a UserError."""
-    with _telling(f"{given} cannot be read as {reader!r}", "a text of that form, or another --reader"):
+    """A context in which whatever the reader of a text raises is a UserError, but for a library that is not
+    installed."""
+    possible = "a text of that form, or another --reader"
+    with _telling(f"{given} cannot be read as {reader!r}", possible, ImportError):
         yield
 
 
 @contextmanager
-def _telling(what: str, possible: str) -> Iterator[None]:
+def _telling(what: str, possible: str, *others: type[Exception]) -> Iterator[None]:
+    """`others`, and what a disk refuses, are no fault of the file: they are raised as they are."""
     try:
         yield
-    except UserError:
+    except (UserError, *others):
         raise
     except UNFIT as error:
+        if refusal(error):
+            raise
         raise UserError(f"{what}: {in_words(error)}; possible: {possible}") from error

@@ -8,22 +8,24 @@ that it stands.
 import contextlib
 import importlib
 import io
+import sys
 from pathlib import Path
 from typing import Any
 
 from relinear import records
 from relinear.errors import UserError
 from relinear.plan.plan import Plan
-from relinear.stages._stage import Node
+
+LONG = 1 << 28  # bytes of a result that take seconds to hash on a slow disk
 
 
 def retime(plan: Plan) -> int:
     """Give each result of a plan that stands, and is older than a parent, the time of now; returns how many
     there were. Parents come first. What does not stand keeps its time, so that rules run it."""
-    found = {
-        path.parent: path.stat().st_mtime
-        for path in (*plan.root.glob("*/*/run.json"), *plan.root.glob("runs/*/*/run.json"))
-    }
+    found = {}
+    for path in (*plan.root.glob("*/*/run.json"), *plan.root.glob("runs/*/*/run.json")):
+        with contextlib.suppress(OSError):  # as of a step that ends just now
+            found[path.parent] = path.stat().st_mtime
     done: dict[Path, float] = {}
     return sum(_retimed(plan, folder, found, done) for folder in found)
 
@@ -35,30 +37,38 @@ def _retimed(plan: Plan, folder: Path, found: dict[Path, float], done: dict[Path
     done[folder] = found[folder]
     try:
         record = records.read(folder) or {"parents": {}}
-    except records.BrokenError:  # as of a step that begins just now
+    except (records.BrokenError, OSError):  # as of a step that begins just now
         return 0
     parents = [plan.root / records.place(parent["path"]) for parent in record["parents"].values()]
     there = [parent for parent in parents if parent in found]
     count = sum(_retimed(plan, parent, found, done) for parent in there)
     if max((done[parent] for parent in there), default=0.0) <= found[folder]:
         return count
-    node = _node(plan, folder, record)
-    if node is None:
-        return count
+    # A mistake in one step's settings, or a folder that may not be written to, ends no command for others: it
+    # is told where that step is asked for.
+    with contextlib.suppress(UserError, OSError):
+        if _stands(plan, folder, record):
+            done[folder] = (folder / "run.json").stat().st_mtime
+            count += 1
+    return count
+
+
+def _stands(plan: Plan, folder: Path, record: dict[str, Any]) -> bool:
+    """Whether the result in a folder stands; it then gets the time of now. A line on stderr where finding out
+    takes long.
+
+    Raises UserError where the plan has no such node, or none that can be made, and OSError where the folder
+    cannot be read or given a time."""
+    stage = "measure" if record["measure"] else record["stage"]
+    node = plan.node(stage, record["run"], record["measure"] or "")
+    if plan.folder(node) != folder or plan.key(node) != record["key"]:
+        return False
+    if (size := sum(entry.get("bytes") or 0 for entry in record["artefacts"].values())) >= LONG:
+        print(
+            f"{folder} is older than what it is made from; its {size >> 20} MiB are compared with its record",
+            file=sys.stderr,
+        )
     # by name: it brings what runs a stage, which takes long to import and is rarely asked
     stands = importlib.import_module("relinear.stage").stands
     with contextlib.redirect_stderr(io.StringIO()):  # a line for each: "up to date"
-        if not stands(plan, node):
-            return count
-    done[folder] = (folder / "run.json").stat().st_mtime
-    return count + 1
-
-
-def _node(plan: Plan, folder: Path, record: dict[str, Any]) -> Node | None:
-    """The node of a plan whose result lies in a folder; None where it has none of that name."""
-    try:
-        stage = "measure" if record["measure"] else record["stage"]
-        node = plan.node(stage, record["run"], record["measure"] or "")
-        return node if plan.folder(node) == folder else None
-    except UserError:
-        return None
+        return stands(plan, node)

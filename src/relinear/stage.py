@@ -19,7 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -160,20 +160,17 @@ def run_stage(plan: Plan, node: Node, work: Callable[[Job], dict[str, Any]]) -> 
 
 
 def stands(plan: Plan, node: Node) -> bool:
-    """Whether a node's result is there as this plan would make it. Finding out imports nothing slow.
+    """Whether a node's result is there as this plan would make it; it then gets the time of now. Finding out
+    imports nothing slow, and makes no file.
 
     False while another process works on the node. `run_stage` says why a result does not stand.
     """
     folder = plan.folder(node)
     if not (folder / "run.json").is_file():
         return False
-    with suppress(FileExistsError, NotADirectoryError):  # `run_stage` says what is in the way
-        _scratch(plan, node).mkdir(parents=True, exist_ok=True)
-    with (
-        suppress(NotADirectoryError),
-        suppress(Timeout, records.BrokenError),
-        FileLock(_scratch(plan, node) / "lock", timeout=0),
-    ):
+    lock = _scratch(plan, node) / "lock"
+    held = FileLock(lock, timeout=0) if lock.is_file() else nullcontext()  # nobody was ever at it here
+    with suppress(Timeout, records.BrokenError), held:
         record = records.believed(folder)
         if record is not None and record["key"] == plan.key(node) and not _stale(plan, node, record):
             _keep(folder, node)

@@ -24,11 +24,13 @@ def position_bias(
     num_buckets: int = 32,
 ) -> Float[Tensor, "B H T T"] | None:
     """The bias of relative positions, as transformers computes it, but on the device of `x` throughout; None
-    of a model that is opened here, which has none.
+    of a model that is opened here, which has none, and of a linearized one whose table is all zero, as
+    earlier versions saved it without a word in its configuration.
 
     transformers 5.17 copies a table from main memory in each pass, which no CUDA graph can record.
     """
-    if not getattr(self.config, "relative_bias", True):
+    without = not getattr(self.config, "relative_bias", True)
+    if without or (hasattr(self.config, "relinear") and not self.relative_attention_bias.weight.any()):
         return None
     at = torch.arange(x.size(1), device=x.device)[None] if position_ids is None else position_ids
     buckets = self.relative_position_bucket(at[:, None, :] - at[:, :, None], num_buckets=num_buckets)

@@ -38,8 +38,10 @@ def refusal(error: BaseException) -> str | None:
     if "No space left on device" in str(error):
         number = errno.ENOSPC
     if number == errno.ENOENT and where and WORK in (place := Path(os.fsdecode(where))).parts:
-        # a file that is missing in a folder that stands is another fault
-        return None if place.parent.is_dir() else f"{place.parent} was deleted during the work; {AGAIN}"
+        step = Path(*place.parts[: len(place.parts) - place.parts[::-1].index(WORK) + 1])
+        made = step / "out" if step / "out" in place.parents else step
+        # in the folders that are made for a step, while they stand, what is missing is another fault
+        return None if made.is_dir() else f"{made} was deleted during the work; {AGAIN}"
     if number not in REMEDIES:
         return None
     return f"{os.strerror(number)}: {where or 'the disk of the results'}; {REMEDIES[number]}, then {AGAIN}"

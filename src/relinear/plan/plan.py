@@ -231,8 +231,7 @@ class Plan:
                 if (why := self.work(Node(stage, name, part)).beyond) is not None:
                     raise ConfigError(why)
             elif stage not in self.run(name).run.recipes:
-                have = ", ".join(r for r, run in self.runs.items() if stage in run.recipes)
-                raise ConfigError(f"run {name!r} has no step {stage!r}; runs that do: {have}")
+                raise ConfigError(self._without_step(name, stage))
         elif stage == "asset":
             one_of("asset", name, self.catalogue)
         elif stage == "model":
@@ -246,6 +245,15 @@ class Plan:
         else:
             self.text_of(Node(stage, name))
         return Node(stage, name, part)
+
+    def _without_step(self, name: str, step: str) -> str:
+        """A sentence that says which runs have a step that a run lacks, at this scale."""
+        left, why = self.runs[self._parts(name)[0]].recipes.get(step), ""
+        if left is not None:
+            kind = "whole" if left.get("if_altered") else "pretrained"
+            why = f" at scale {self.scale!r}, where its model, {self.run(name).model!r}, is {kind}"
+        have = ", ".join(run for run in self.runs if step in self.run(run).run.recipes)
+        return f"run {name!r} has no step {step!r}{why}; runs that do: {have or 'none at this scale'}"
 
     def model_of(self, run: str) -> Node:
         """The node of the model that a run begins with."""

@@ -9,6 +9,7 @@ from relinear.plan.names import ROOT
 from relinear.plan.plan import Plan
 from relinear.plan.scale import scales
 from relinear.plan.specs import Artefact
+from relinear.plan.strict import ConfigError
 from relinear.stages._stage import Node
 
 # step -> a run with it
@@ -24,12 +25,17 @@ HEADLINE = "comparison_table2"
 
 
 def _of_one_run(rule: str, plan: Plan) -> str | None:
-    """A sentence that says how to ask for one run's step or measurement; None for any other rule."""
+    """A sentence that says how to ask for one run's step or measurement, or why the example has no such step
+    at this scale; None for any other rule."""
     run = "lizard" if rule == MEASURE else EXAMPLES.get(rule)
     if run is None:
         return None
     part, verb = ("perplexity", f"measure {run} perplexity") if rule == MEASURE else (rule, f"{rule} {run}")
     file = plan.root / "runs" / run / part / "run.json"
+    try:
+        plan.node(rule, run, part if rule == MEASURE else "")
+    except ConfigError as error:
+        return f"rule {rule!r} is for one run; {error}"
     return (
         f"rule {rule!r} is for one run; name its result, such as `snakemake {file.as_posix()}`, or call"
         f" `relinear {verb} --scale {plan.scale}`"

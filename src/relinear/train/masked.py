@@ -1,9 +1,10 @@
 """Masked tokens: an encoder learns to tell the tokens of a text that were hidden from it (BERT, section 3.1).
 
 Of each sequence the same number of tokens is chosen anew at each visit, separators of documents last: of ten
-chosen, eight are replaced by the tokenizer's mask, one by any token, and one stays. What tells a token is a
-layer of the model's width with GELU and LayerNorm, then the product with the table of embeddings; the layer
-begins at random and is not kept. Weights are float32, products are computed in the scale's dtype by autocast.
+chosen, eight are replaced by the tokenizer's mask, one by any token but padding, and one stays. What tells a
+token is a layer of the model's width with GELU and LayerNorm, then the product with the table of embeddings;
+the layer begins at random and is not kept. Weights are float32, products are computed in the scale's dtype by
+autocast.
 """
 
 from collections.abc import Iterator, Sequence
@@ -53,11 +54,13 @@ class Hidden:
     """A split of a text as sequences with tokens hidden.
 
     `share`: of a sequence's tokens, those to be told. `mask`: the token that stands for a hidden one.
-    `vocabulary`: one in ten is replaced by any token below it.
+    `vocabulary`: one in ten is replaced by any token below it, but by `padding`: an encoder that counts
+    positions by tokens that are no padding, such as MPNet, would read all that follows at other positions.
     """
 
-    def __init__(self, text: Packed, share: float, mask: int, vocabulary: int):
-        self.text, self.mask, self.vocabulary = text, mask, vocabulary
+    def __init__(self, text: Packed, share: float, mask: int, vocabulary: int, padding: int | None):
+        self.text, self.mask = text, mask
+        self.others = np.setdiff1d(np.arange(vocabulary), [] if padding is None else [padding])
         self.count = round(share * text.seq_len)
 
     def sequence(
@@ -69,7 +72,7 @@ class Hidden:
         rng = np.random.default_rng([*seed, i])
         order = rng.permutation(len(tokens))
         at = np.sort(order[np.argsort(labels[order] == IGNORED, kind="stable")][: self.count])
-        fate, other = rng.random(len(at)), rng.integers(self.vocabulary, size=len(at))
+        fate, other = rng.random(len(at)), rng.choice(self.others, size=len(at))
         fate = np.where(labels[at] == IGNORED, 1.0, fate)
         shown = tokens.copy()
         shown[at] = np.where(fate < 0.8, self.mask, np.where(fate < 0.9, other, tokens[at]))
@@ -112,7 +115,8 @@ def fit(job: Job, model: Teller, mask: int, device: str, dtype: torch.dtype) -> 
         raise UserError(
             f"{job.name}: the text has the token {largest}; the model knows 0 to {vocabulary - 1}"
         )
-    text, held = (Hidden(split, recipe["share"], mask, vocabulary) for split in splits)
+    padding = model.encoder.get_input_embeddings().padding_idx
+    text, held = (Hidden(split, recipe["share"], mask, vocabulary, padding) for split in splits)
     n, batch, accumulate = len(text.text), budget["batch_size"], budget["accumulate"]
     steps = max(budget["epochs"] * n // (batch * accumulate), 1)
     tokens_per_step = batch * accumulate * budget["seq_len"]
