@@ -94,7 +94,6 @@ SHARED = {
     "_rope": {"qasper_yes_no", "haystack"},
     "entropy": {"head_maps"},
     "needle": {"needle_plane"},
-    "kv_recall": {"ruler"},
     "gate": {"picture_gate"},
 }
 AROUND = ("stage", "status", "cli", "plan", "stages", "draw", "tracking", "share", "benchmarks", "get.assets")

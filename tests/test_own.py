@@ -346,8 +346,8 @@ REFUSED = {
         ["'lizard_r4' begins where another run ends"],
     ),
     "an encoder's run": (
-        ["llama", "--data", "my-text.jsonl", "--method", "hedgehog_cola"],
-        ["'hedgehog_cola' is of an encoder"],
+        ["llama", "--data", "my-text.jsonl", "--method", "encoder"],
+        ["'encoder' is of an encoder"],
     ),
     "another's folder": (
         ["llama", "--data", "my-text.jsonl", "--out", "taken"],

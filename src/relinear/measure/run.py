@@ -10,8 +10,7 @@ import torch
 from relinear.linearize.assemble import assemble, trained_parameters
 from relinear.linearize.parts import check_parts, switch_off
 from relinear.machine.hardware import place
-from relinear.plan.job import Job
-from relinear.plan.names import PREPARES
+from relinear.plan.job import PREPARES, Job
 from relinear.plan.readings import plain
 from relinear.plan.strict import parse
 

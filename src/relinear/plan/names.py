@@ -9,8 +9,6 @@ from relinear.plan.entries import Run
 
 DERIVED = re.compile(r"(?P<base>[^@]+?)(@(?P<model>[\w.+-]+?))?(-seed(?P<seed>\d+))?")
 SEED = re.compile(r"-seed(\d+)$")
-# stages that make the model which a run begins with: no training of the run
-PREPARES = ("masked",)
 TEXT = re.compile(r"(?P<data>[^@]+)@(?P<model>[\w.+-]+?)(-x(?P<dose>[\d.e+-]+))?")
 # a scale's folder, as `Plan.root` names it
 ROOT = re.compile(r"(?P<scale>[A-Za-z]\w*?)(?:-x(?P<budget>[\d.e+-]+?))?(?:-seed(?P<seed>\d+))?")

@@ -22,7 +22,8 @@ from relinear.plan import assets, catalogue
 from relinear.plan.code import PACKAGES, code_hash
 from relinear.plan.entries import Data, Measure, Model, Run, Scale, one_of
 from relinear.plan.held import positions
-from relinear.plan.names import DERIVED, PREPARES, TEXT, LinkNodes, Node, Resolved, Text, digest, short
+from relinear.plan.job import PREPARES
+from relinear.plan.names import DERIVED, TEXT, LinkNodes, Node, Resolved, Text, digest, short
 from relinear.plan.options import SourceError, check_values, metric_file, metric_yields
 from relinear.plan.scale import read_scale, scales
 from relinear.plan.specs import Artefact, available
