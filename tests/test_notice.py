@@ -43,8 +43,9 @@ def test_what_models_wrote_is_named_with_the_licence_of_the_model(folder):
 
 
 def test_weights_are_named_by_their_folder():
-    folders = {"/".join(name.split("/")[:3]) for name in committed("*.safetensors")}
-    assert folders == set(re.findall(r"^  (\S+): \*\.safetensors", NOTICE, re.M))
+    for kind, pattern in (("*.safetensors", "*.safetensors"), ("tensors.parquet", "*/tensors.parquet")):
+        folders = {"/".join(name.split("/")[:3]) for name in committed(pattern)}
+        assert folders and folders == set(re.findall(rf"^  (\S+): {re.escape(kind)}", NOTICE, re.M)), kind
 
 
 def test_texts_in_committed_items_are_named_by_their_measurement():

@@ -531,11 +531,15 @@ def test_the_command_says_its_version():
     assert done.stdout == f"relinear {relinear.__version__}\n"
 
 
-@pytest.mark.parametrize(("given", "kept"), [({}, "passive"), ({"OMP_WAIT_POLICY": "active"}, "active")])
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, "None")],
+)
 def test_a_command_s_threads_sleep_while_they_wait_unless_one_says_otherwise(given, kept):
     """It is said before torch, whose OpenMP reads it, is imported."""
-    environment = {k: v for k, v in os.environ.items() if k != "OMP_WAIT_POLICY"} | given
-    asked = "import relinear.cli, os, sys; print(os.environ['OMP_WAIT_POLICY'], 'torch' in sys.modules)"
+    own = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}
+    environment = {k: v for k, v in os.environ.items() if k not in own} | given
+    asked = "import relinear.cli, os, sys; print(os.environ.get('GOMP_SPINCOUNT'), 'torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", asked], env=environment, capture_output=True, text=True)
     assert done.stdout.split() == [kept, "False"], done.stderr
 

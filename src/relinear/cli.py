@@ -19,9 +19,11 @@ from typing import Annotated, Any
 
 from relinear.machine.warm import INTERRUPTED
 
-# Threads that wait for each other sleep. OpenMP reads this once, when torch is imported; by default they keep
-# their cores, and beside other work two threads took four times the processor time of one.
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# Threads that wait for each other sleep soon. OpenMP (GNU's, in torch for Linux) reads this once, when torch
+# is imported. By default they keep their cores: beside other work two threads took four times the processor
+# time of one. Where a user chose a policy, this changes nothing.
+if "OMP_WAIT_POLICY" not in os.environ:
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 
 def without_traceback(kind: type[BaseException], error: BaseException, trace: Any) -> None:
