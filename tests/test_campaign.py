@@ -71,7 +71,10 @@ def test_committed_rows_are_read_and_written_again_byte_for_byte(tmp_path, path,
     assert (tmp_path / "rows.csv").read_text() == (REFERENCE / path).read_text()
 
 
-@pytest.mark.parametrize("path", sorted((REFERENCE / "scaling").glob("*.json")), ids=lambda path: path.stem)
+SESSIONS = sorted(set((REFERENCE / "scaling").glob("*.json")) - {REFERENCE / "scaling/provenance.json"})
+
+
+@pytest.mark.parametrize("path", SESSIONS, ids=lambda path: path.stem)
 def test_committed_sessions_of_training_are_read(path):
     campaign = Campaign(path)
     assert {"command", "commit", "versions", "device", "started"} <= campaign.about.keys() and campaign.rows
