@@ -83,7 +83,7 @@ def test_a_sequence_is_its_seed():
 def test_no_word_and_no_form_is_a_measure_s():
     assert {*needles.NAMES, *kv_recall.KEYS, *kv_recall.VALUES} <= lookups.AVOIDED
     text = np.array(TOKENIZER(" ".join((*lookups.AVOIDED, *WORDS)), add_special_tokens=False)["input_ids"])
-    train, test = (lookups.words_of(CUTTER, text, tests) for tests in (False, True))
+    train, test = lookups.words_of(CUTTER, text).values()
     assert not {*train, *test} & lookups.AVOIDED and not {*train} & {*test} and train and test
     asked = {form.ask.format(key="k") for form in lookups.FORMS} | {lookups.AGAIN}
     lines = {form.line.format(key="k") for form in lookups.FORMS}

@@ -38,10 +38,8 @@ from relinear.plan.job import Job
 AVOIDED = frozenset((*NAMES, *KEYS, *VALUES))
 WORD = re.compile(r"(?<![\w'])[a-z]{3,10}(?![\w'])")
 NEAREST = 16  # the shortest distance, in tokens
-PASSAGES = (
-    16,
-    64,
-)  # the fewest and the most tokens of a passage, which also has no more than half the distance
+# the fewest and the most tokens of a passage, which also has no more than half the distance
+PASSAGES = (16, 64)
 TESTED = 4  # one word in so many is for held-out sequences
 KNOWN = 4  # first tokens of a copy, which tell the passage and are not learned
 QUESTIONS = 8  # of one list, at most
@@ -127,15 +125,19 @@ def for_tests(word: str) -> bool:
     return hashlib.sha256(word.encode()).digest()[0] % TESTED == 0
 
 
-def words_of(cutter: Cutter, tokens: np.ndarray, tests: bool) -> list[str]:
-    """The commonest words of a text that are for tests or for training, in alphabetical order."""
+def words_of(cutter: Cutter, tokens: np.ndarray) -> dict[str, list[str]]:
+    """By split, the commonest words of a text that are for its sequences, in alphabetical order."""
     counts: Counter[str] = Counter()
     for at in range(0, len(tokens), BLOCK):
         counts.update(
             WORD.findall(cutter.tokenizer.decode(tokens[at : at + BLOCK].tolist(), skip_special_tokens=True))
         )
-    own = [word for word in sorted(counts) if word not in AVOIDED and for_tests(word) == tests]
-    return sorted(sorted(own, key=lambda word: -counts[word])[:DISTINCT])
+    found: dict[str, list[str]] = {"train": [], "heldout": []}
+    for word in sorted(counts.keys() - AVOIDED):
+        found["heldout" if for_tests(word) else "train"].append(word)
+    return {
+        split: sorted(sorted(own, key=lambda word: -counts[word])[:DISTINCT]) for split, own in found.items()
+    }
 
 
 def pairs(
@@ -243,9 +245,7 @@ def work(job: Job) -> dict:
     settings, cutter = job.settings, Cutter(tokenizer_of(job.parents["model"]))
     folder = job.parents["text"]
     files, content, facts = {}, hashlib.sha256(), {}
-    for split in ("train", "heldout"):
-        text = np.load(folder / "train_tokens.npy")
-        words = words_of(cutter, text, tests=split == "heldout")
+    for split, words in words_of(cutter, np.load(folder / "train_tokens.npy")).items():
         if len(words) < (needs := 2 * settings["pairs"][1]):
             raise UserError(
                 f"{settings['pairs'][1]} pairs of different words asked for, {needs} words; the text has"
