@@ -130,10 +130,10 @@ class Claim(Strict):
     one of them; a verdict then stands only if it also holds with either side, and with both, at the best
     value that the metric has (`relinear.plan.bounds`). A side whose recipes are all measured (`BestOf`) has
     the best's numbers and is held to nothing more. If no best of the metric is known, there is a verdict only
-    if each other side solves the task. `either`: rows by another form of the method that the paper states,
-    too ({hedgehog: hedgehog_exp}); the claim is contradicted only if both forms contradict it,
-    and reproduced if one of them does. `requires`: preconditions. `untrained`: a row on which nothing was
-    trained; if the claim holds for that row in place of `left`, too, it is not reproduced. `proxy`: the
+    if of each side's recipes one is the best by more than the error. `either`: rows by another form of the
+    method that the paper states, too ({hedgehog: hedgehog_exp}); the claim is contradicted only if both forms
+    contradict it, and reproduced if one of them does. `requires`: preconditions. `untrained`: a row on which
+    nothing was trained; if the claim holds for that row in place of `left`, too, it is not reproduced. `proxy`: the
     number that the paper prints, if ours is another number; the claim is then a question of ours.
     `margin_by`: `ours` for a margin that the paper does not print. `published`: the paper's numbers, in its
     words.
