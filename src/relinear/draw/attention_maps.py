@@ -5,7 +5,6 @@ Or the weights of several runs side by side, each in the head that its measureme
 of one text.
 """
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -20,7 +19,7 @@ from matplotlib.ticker import MaxNLocator
 from relinear.draw import About, Measurements
 from relinear.draw.claims import Value, judge_claim, trained, value_of
 from relinear.draw.drawing import Drawn
-from relinear.draw.frame import over_trainings
+from relinear.draw.frame import apart, over_trainings
 from relinear.draw.pictures import page, saving
 from relinear.draw.provenance import Origin
 from relinear.draw.render import NOT_RUN
@@ -94,10 +93,9 @@ def _over_trainings(values: Sequence[Value | str]) -> Value | str:
     if not more:
         return first
     value, stderr, n, sd = over_trainings([v.value for v in values], [v.stderr for v in values], first.n)
-    apart = sd / math.sqrt(len(values))
-    freedom = len(values) - 1.0 if apart else math.inf
+    distance, freedom = apart(sd, len(values))
     return Value(
-        value, stderr, first.name, apart=apart, freedom=freedom, n=n, trainings=len(values), of=first.of
+        value, stderr, first.name, apart=distance, freedom=freedom, n=n, trainings=len(values), of=first.of
     )
 
 

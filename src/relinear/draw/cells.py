@@ -12,7 +12,7 @@ from pandas import DataFrame
 from relinear.draw import About, Measurements
 from relinear.draw.claims import OFF_THE_FLOOR, Look, Value, check_number, error_of, freedom_of
 from relinear.draw.doses import doses, trained_on
-from relinear.draw.frame import along, frame_of, over_trainings, readings_in, score, select
+from relinear.draw.frame import along, apart, frame_of, over_trainings, readings_in, score, select
 from relinear.draw.paired import Pulls, mean, minus, scale_pulls
 from relinear.draw.render import NOT_DEFINED, NOT_RUN, number
 from relinear.draw.spreads import Of, of_training
@@ -394,19 +394,17 @@ def look_in(rows: list[Row]) -> Look:
         value = check_number(cell.value, cell.stderr, point.row, column)
         if isinstance(value, str):
             return value
-        apart = cell.seed_sd / math.sqrt(len(cell.seeds)) if isinstance(cell.seed_sd, float) else 0.0
-        freedom, trainings = (
-            len(cell.seeds) - 1.0 if apart else math.inf,
-            sum(bool(score.of) for score in cell.seeds),
-        )
+        sd = cell.seed_sd if isinstance(cell.seed_sd, float) else None
+        distance, freedom = apart(sd, len(cell.seeds))
+        trainings = sum(bool(score.of) for score in cell.seeds)
         if cell.behind:
             parts = [(abs(weight) * part.apart, part.freedom) for weight, part in cell.behind]
-            apart, freedom = math.hypot(*(sd for sd, _ in parts)), freedom_of(parts)
+            distance, freedom = math.hypot(*(sd for sd, _ in parts)), freedom_of(parts)
             trainings = min((part.trainings for _, part in cell.behind if part.trainings), default=0)
         n = cell.n if isinstance(cell.n, int) else None
         return value._replace(
             pulls=_mean_pulls(cell.seeds),
-            apart=apart,
+            apart=distance,
             freedom=freedom,
             n=n,
             trainings=trainings,

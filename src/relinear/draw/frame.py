@@ -145,6 +145,13 @@ def over_trainings(values: Sequence[float], errors: Sequence[float | None], n: i
     return Score(fmean(values), total, n, spread)
 
 
+def apart(sd: float | None, trainings: int) -> tuple[float, float]:
+    """The standard error of a mean over trainings that are `sd` apart, and its degrees of freedom; 0 and
+    infinity where they are not apart, or one alone."""
+    found = sd / math.sqrt(trainings) if sd else 0.0
+    return found, trainings - 1.0 if found else math.inf
+
+
 def error(stderr: float) -> float | None:
     """A standard error of the frame; None if it is not known."""
     return None if math.isnan(stderr) else stderr
