@@ -20,9 +20,9 @@ from relinear.get.packed import micro_batches
 from relinear.linearize.assemble import to_train
 from relinear.linearize.head import Classifier, Head, last_head
 from relinear.linearize.model import Linearized
-from relinear.machine.hardware import memory_bytes, moved, place
+from relinear.machine.hardware import moved, place
 from relinear.plan.job import Job
-from relinear.train.loop import train
+from relinear.train.loop import of_job, train
 from relinear.train.pretrain import BEST, WEIGHTS, Converged, Validation
 
 
@@ -103,15 +103,9 @@ def fit(job: Job, model: Classifier, text: Labelled, device: str) -> dict[str, A
             batches=batches,
             steps=steps,
             tokens_per_step=tokens_per_step,
-            recipe=recipe,
-            checkpoint=job.work / "checkpoints",
-            beside=(job.history, job.work / BEST),
-            checkpoint_seconds=job.checkpoint_seconds,
-            log=validation.log,
-            resumed=validation.resume,
-            memory=lambda: memory_bytes(device),
-            name=job.name,
             recorded=recorded,
+            **of_job(job, device)
+            | {"beside": (job.history, job.work / BEST), "log": validation.log, "resumed": validation.resume},
         )
     except Converged:
         if device == "cuda":

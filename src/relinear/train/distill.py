@@ -18,10 +18,10 @@ from relinear.linearize.assemble import save_method, to_train
 from relinear.linearize.faster import fuse_norms
 from relinear.linearize.transfer import layer_inputs, record
 from relinear.machine.distributed import rank, size, spread
-from relinear.machine.hardware import memory_bytes, moved, place
+from relinear.machine.hardware import moved, place
 from relinear.plan.job import Job
 from relinear.train.compiled import compile_blocks, wanted
-from relinear.train.loop import train
+from relinear.train.loop import of_job, train
 from relinear.train.room import Fits
 
 
@@ -112,17 +112,10 @@ def fit(job: Job, model: PreTrainedModel, device: str) -> dict:
             batches=batches,
             steps=steps,
             tokens_per_step=tokens_per_step,
-            recipe=recipe,
             loss_scale=recipe["loss_scale"],
-            checkpoint=job.work / "checkpoints",
-            checkpoint_seconds=job.checkpoint_seconds,
-            beside=(job.history,),
-            log=job.log,
-            resumed=job.resume,
-            memory=lambda: memory_bytes(device),
-            name=job.name,
             recorded=replayed,
             eager=eager,
+            **of_job(job, device),
         )
     job.tokens = text.tokens_of(steps * batch * accumulate)
     return {

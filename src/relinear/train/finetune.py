@@ -20,10 +20,10 @@ from relinear.linearize.faster import fuse_norms, maskless
 from relinear.linearize.loading import load_teacher
 from relinear.linearize.model import Linearized
 from relinear.machine.distributed import spread
-from relinear.machine.hardware import memory_bytes, place
+from relinear.machine.hardware import place
 from relinear.plan.job import Job
 from relinear.train.compiled import compile_blocks, recompute, wanted, windowed
-from relinear.train.loop import train
+from relinear.train.loop import of_job, train
 from relinear.train.next_token import batches_of, collected, mixed_loss, summed_loss
 from relinear.train.room import Fits
 
@@ -177,17 +177,10 @@ def fit(job: Job, base: PreTrainedModel, device: str, dtype: torch.dtype) -> tup
             batches=batches,
             steps=steps,
             tokens_per_step=tokens_per_step,
-            recipe=recipe,
-            checkpoint=job.work / "checkpoints",
-            checkpoint_seconds=job.checkpoint_seconds,
-            beside=(job.history,),
-            log=job.log,
-            resumed=job.resume,
-            memory=lambda: memory_bytes(device),
-            name=job.name,
             chance=None if recipe["kl"] else chance_loss(job.parents["text"], base.config.vocab_size),
             recorded=recorded,
             eager=eager,
+            **of_job(job, device),
         )
     job.tokens = steps * tokens_per_step
     return model, {

@@ -14,7 +14,8 @@ from tqdm import tqdm
 
 from relinear.linearize.graph import Recorded
 from relinear.machine.distributed import agreed, rank, sharded, sum_gradients, summed, whole
-from relinear.machine.hardware import Reading
+from relinear.machine.hardware import Reading, memory_bytes
+from relinear.plan.job import Job
 from relinear.train.checkpoint import restore, save
 from relinear.train.compiled import OrEager
 
@@ -33,6 +34,21 @@ def rate(step: int, steps: int, warmup_ratio: float, min_ratio: float) -> float:
         return (step + 1) / warmup
     done = (step - warmup) / max(steps - warmup, 1)
     return min_ratio + (1 - min_ratio) * 0.5 * (1 + math.cos(math.pi * done))
+
+
+def of_job(job: Job, device: str) -> dict[str, Any]:
+    """The arguments by which `train` knows a job's recipe, keeps its checkpoints and goes on from them, and
+    writes its curve."""
+    return {
+        "recipe": job.settings["recipe"],
+        "checkpoint": job.work / "checkpoints",
+        "checkpoint_seconds": job.checkpoint_seconds,
+        "beside": (job.history,),
+        "log": job.log,
+        "resumed": job.resume,
+        "memory": lambda: memory_bytes(device),
+        "name": job.name,
+    }
 
 
 def train(

@@ -22,9 +22,9 @@ from relinear.errors import UserError
 from relinear.folders import tokenizer_of
 from relinear.get.packed import IGNORED, Packed, micro_batches
 from relinear.linearize.assemble import to_train
-from relinear.machine.hardware import memory_bytes, moved, place
+from relinear.machine.hardware import moved, place
 from relinear.plan.job import Job
-from relinear.train.loop import train
+from relinear.train.loop import of_job, train
 from relinear.train.pretrain import WEIGHTS
 
 JUDGED = 128  # sequences at most of the held-out part that a model is judged by
@@ -157,14 +157,7 @@ def fit(job: Job, model: Teller, mask: int, device: str, dtype: torch.dtype) -> 
         batches=batches,
         steps=steps,
         tokens_per_step=tokens_per_step,
-        recipe=recipe,
-        checkpoint=job.work / "checkpoints",
-        beside=(job.history,),
-        checkpoint_seconds=job.checkpoint_seconds,
-        log=job.log,
-        resumed=job.resume,
-        memory=lambda: memory_bytes(device),
-        name=job.name,
+        **of_job(job, device),
     )
     job.tokens = steps * tokens_per_step
     return {

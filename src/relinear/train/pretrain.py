@@ -25,10 +25,10 @@ from relinear.linearize.assemble import assemble
 from relinear.linearize.faster import fuse_norms, maskless
 from relinear.linearize.loading import auto_class
 from relinear.machine.distributed import agreed, share, spread, summed
-from relinear.machine.hardware import memory_bytes, place
+from relinear.machine.hardware import place
 from relinear.plan.job import Job
 from relinear.train.compiled import compile_blocks, recompute, wanted
-from relinear.train.loop import train
+from relinear.train.loop import of_job, train
 from relinear.train.next_token import batches_of, collected, summed_loss
 from relinear.train.room import Fits
 
@@ -147,17 +147,15 @@ def fit(job: Job, model: PreTrainedModel, device: str, dtype: torch.dtype = torc
                 batches=batches,
                 steps=steps,
                 tokens_per_step=tokens_per_step,
-                recipe=recipe,
-                checkpoint=job.work / "checkpoints",
-                beside=(job.history, job.work / BEST),
-                checkpoint_seconds=job.checkpoint_seconds,
-                log=validation.log,
-                resumed=validation.resume,
-                memory=lambda: memory_bytes(device),
-                name=job.name,
                 chance=chance_loss(job.parents["text"], model.config.vocab_size),
                 recorded=recorded,
                 eager=eager,
+                **of_job(job, device)
+                | {
+                    "beside": (job.history, job.work / BEST),
+                    "log": validation.log,
+                    "resumed": validation.resume,
+                },
             )
     except Converged:
         if device == "cuda":
