@@ -133,10 +133,10 @@ class Claim(Strict):
     if of each side's recipes one is the best by more than the error. `either`: rows by another form of the
     method that the paper states, too ({hedgehog: hedgehog_exp}); the claim is contradicted only if both forms
     contradict it, and reproduced if one of them does. `requires`: preconditions. `untrained`: a row on which
-    nothing was trained; if the claim holds for that row in place of `left`, too, it is not reproduced. `proxy`: the
-    number that the paper prints, if ours is another number; the claim is then a question of ours.
-    `margin_by`: `ours` for a margin that the paper does not print. `published`: the paper's numbers, in its
-    words.
+    nothing was trained; if the claim holds for that row in place of `left`, too, it is not reproduced.
+    `proxy`: the number that the paper prints, if ours is another number; the claim is then a question of
+    ours. `margin_by`: `ours` for a margin that the paper does not print. `published`: the paper's numbers, in
+    its words.
     """
 
     claim: str
