@@ -1,5 +1,6 @@
 """MLflow's UI as a person sees it: over imported results, in a headless browser."""
 
+import json
 import os
 import re
 import shutil
@@ -19,6 +20,7 @@ from browser import chromium, open_page
 from conftest import ROOT
 
 from relinear.core import store
+from relinear.draw import provenance
 
 COMMITTED = ROOT / "results/reference/smollm2"
 SHOWN = ("teacher", "lolcats_window", "lizard")
@@ -39,6 +41,9 @@ def ui(tmp_path_factory) -> Iterator[dict[str, str]]:
         folder / "theirs", {n: own for n, own in committed.items() if n in wanted or n.startswith("models/")}
     )
     shutil.copytree(COMMITTED / "comparison", folder / "theirs/comparison")
+    for name, told in provenance.committed(COMMITTED).items():
+        if name.startswith("comparison/"):
+            (folder / f"theirs/{name}{provenance.BESIDE}").write_text(json.dumps(told))
     relinear = [sys.executable, "-m", "relinear.cli", "track"]
     environment = {
         k: v for k, v in os.environ.items() if k not in ("MLFLOW_TRACKING_URI", "DISPLAY", "WAYLAND_DISPLAY")
