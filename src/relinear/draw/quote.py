@@ -52,6 +52,10 @@ SHOWN_AS = {  # run -> its name in the pages
     "lolcats_linear_shared": "LoLCATs, linear, shared states",
     "lolcats_window_shared": "LoLCATs, window, shared states",
     "lizard_shared": "Lizard, shared states",
+    "lizard_shared_window_392": "Lizard, shared states, window of 392",
+    "window_bytes_of_lolcats_key_heads_bf16": "window of 131 + LoRA",
+    "window_bytes_of_lizard_key_heads_bf16": "window of 198 + LoRA",
+    "window_bytes_of_lizard_key_heads": "window of 264 + LoRA",
 }
 
 

@@ -200,7 +200,7 @@ def _place(artefact: Artefact, place: Path, root: Path, link: Link) -> Iterator[
     files[provenance.FILE] = scale / provenance.FILE
     told = provenance.of(place)
     records = {
-        row: {column: _records(origin, scale) for column, origin in cells.items()}
+        row: {column: records_of(origin, scale) for column, origin in cells.items()}
         for row, cells in told.get("cells", {}).items()
     }
     if files["png"].is_file():
@@ -310,7 +310,7 @@ def _linked(text: str, records: list[Path], link: Link) -> str:
     )
 
 
-def _records(origin: Origin, scale: Path) -> list[Path]:
+def records_of(origin: Origin, scale: Path) -> list[Path]:
     """The committed records that a cell comes from, at the paths that they have in the site
     (docs/repository.py)."""
     names = [name.partition("#") for name in ([origin] if isinstance(origin, str) else origin or [])]
