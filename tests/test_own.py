@@ -2,6 +2,7 @@
 configuration, and what is refused."""
 
 import errno
+import gzip
 import json
 import re
 import shutil
@@ -32,6 +33,7 @@ from transformers import (
 from relinear import own
 from relinear.errors import UserError
 from relinear.families.tiny import byte_tokenizer
+from relinear.get.readers import rows
 from relinear.get.text import Document, documents
 from relinear.opening import configuring, reading
 from relinear.plan.assets import AssetError, Own, catalogue
@@ -565,6 +567,131 @@ def test_the_entries_of_the_page_are_trained_on_by_the_suite_s_own_stages(mine, 
     ]
     teacher = AutoModelForCausalLM.from_pretrained(plan.root / "models/my-model")
     assert teacher.dtype == torch.float32 and teacher.config.rope_parameters["rope_type"] == "llama3"
+
+
+def weights_of(folder: Path, **changed: float) -> None:
+    """Fill tensors of a model with one number each."""
+    found = load_file(folder / "model.safetensors")
+    new = {name: torch.full_like(found[name], value) for name, value in changed.items()}
+    save_file(found | new, folder / "model.safetensors", {"format": "pt"})
+
+
+def entry_of(folder: Path, **entries) -> None:
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | entries))
+
+
+# of a model of one's own as an entry of models.yaml
+MISMADE = {
+    "NaN": (
+        lambda folder: weights_of(folder, **{"model.norm.weight": torch.nan}),
+        r"theirs/model\.safetensors: model\.norm\.weight holds 64 numbers that are infinite or none",
+    ),
+    "infinite logits": (
+        lambda folder: weights_of(folder, **{"model.norm.weight": 3e38}),
+        r"my-model \(.*theirs\) makes no model: RuntimeError: the model's logits are not finite .*; possible",
+    ),
+    "a type": (
+        lambda folder: entry_of(folder, num_hidden_layers="two"),
+        "theirs.*expected int, got str",
+    ),
+    "an activation": (lambda folder: entry_of(folder, hidden_act="nope"), "theirs.*'nope'"),
+    "an assertion": (lambda folder: entry_of(folder, vocab_size=-1, pad_token_id=1), "theirs.*"),
+    "cut": (
+        lambda folder: (folder / "model.safetensors").write_bytes(b"1234567"),
+        "theirs/model.safetensors is no whole safetensors file",
+    ),
+}
+# of a text of one's own as an entry of data.yaml: a file's name, its content, its reader, what is said
+MISREAD = [
+    (
+        "a.json",
+        b"[1, 2]",
+        "instructions",
+        r"AttributeError: 'int' .* 'keys' \(in instructions\.py, line \d+\)",
+    ),
+    ("a.json", b"{", "instructions", r"JSONDecodeError: .*; possible: files of the form that their reader"),
+    ("a.json", b"3", "instructions", "TypeError: 'int' object is not iterable"),
+    (
+        "a.jsonl",
+        b'{"instruction": "a", "input": "", "output": 5}',
+        "instructions",
+        r"'int' .*\(in text\.py, l",
+    ),
+    ("a.jsonl", b"\xff", "instructions", "UnicodeDecodeError"),
+    ("ca01", b"\xff", "brown", "UnicodeDecodeError"),
+    ("a.rst.gz", b"no gzip", "linux_doc", "BadGzipFile"),
+    ("a.rst.gz", gzip.compress(b"a" * 10**5)[:50], "linux_doc", "EOFError"),
+    (
+        "summaries_en-us.json",
+        b"[]",
+        "wikipedia_intros",
+        "AttributeError: 'list' object has no attribute 'values'",
+    ),
+    (
+        "summaries_en-us.json",
+        b'{"a": {}}',
+        "wikipedia_intros",
+        r"KeyError: 'extract' \(in wikipedia_intros\.py",
+    ),
+    ("summaries_en-us.json", b'{"a": 5}', "wikipedia_intros", "TypeError: 'int' object is not subscriptable"),
+]
+
+
+def a_plan(tmp_path, monkeypatch, model: Path, text: Path, reader: str | None = None) -> Plan:
+    """A plan whose catalogue has a model and a text of one's own."""
+    monkeypatch.setattr(tracking, "Tracker", Mirror)
+    workflow = Path(shutil.copytree(WORKFLOW, tmp_path / "clone/workflow"))
+    more = {"reader": reader} if reader else {}
+    for path, entries in {
+        "assets.yaml": {
+            "my-model": {"source": "path", "path": str(model)},
+            "my-text": {"source": "path", "path": str(text)},
+        },
+        "models.yaml": {
+            "my-model": {"family": "decoder", "assets": ["my-model"], "positions": 131072, "dtype": "float32"}
+        },
+        "data.yaml": {
+            "my-text": {"make": "text", "sources": ["my-text"], "heldout_source": "my-text", **more}
+        },
+    }.items():
+        with (workflow / path).open("a") as file:
+            file.write("\n" + yaml.safe_dump(entries))
+    return Plan(scale="smoke", results=tmp_path / "results", workflow=workflow, teacher="my-model")
+
+
+@pytest.mark.parametrize("case", MISMADE)
+def test_a_model_of_an_entry_that_makes_none_is_one_line(mine, tmp_path, monkeypatch, case):
+    harm, said = MISMADE[case]
+    harm(Path(shutil.copytree(mine / "llama", tmp_path / "theirs")))
+    plan = a_plan(tmp_path, monkeypatch, tmp_path / "theirs", mine / "my-text.jsonl")
+    with pytest.raises(UserError, match=said) as raised:
+        made(plan, "model my-model")
+    assert "\n" not in str(raised.value) and plan.finished(plan.node("model", "my-model")) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reader", "said"), MISREAD, ids=[f"{m[2]}-{m[1][:9]}" for m in MISREAD]
+)
+def test_a_text_of_an_entry_that_cannot_be_read_is_one_line(
+    mine, tmp_path, monkeypatch, name, content, reader, said
+):
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / name).write_bytes(content)
+    plan = a_plan(tmp_path, monkeypatch, mine / "llama", tmp_path / "theirs", reader)
+    with pytest.raises(UserError, match=rf"my-text \(.*theirs\) cannot be read: .*{said}") as raised:
+        made(plan, "text my-text@my-model")
+    assert "\n" not in str(raised.value)
+
+
+def test_a_fault_of_a_reader_s_own_code_is_not_told_as_the_text_s(mine, tmp_path, monkeypatch):
+    """Nor is one of a reader that was added: its traceback is what is needed then."""
+    monkeypatch.setattr(rows, "json", rows)  # which has no `loads`
+    plan = a_plan(tmp_path, monkeypatch, mine / "llama", mine / "my-text.jsonl")
+    with pytest.raises(AttributeError, match="has no attribute 'loads'"):
+        made(plan, "text my-text@my-model")
+    with pytest.raises(AttributeError, match="has no attribute 'loads'"), reading("a text", "rows"):
+        next(rows.read(mine / "my-text.jsonl"))
 
 
 def test_an_asset_of_this_machine_is_its_content(tmp_path, monkeypatch):

@@ -1,5 +1,6 @@
 """Pages compute their numbers: what stands below each block is what the block prints."""
 
+import json
 import re
 import subprocess
 import sys
@@ -75,6 +76,39 @@ def test_a_sentence_that_no_longer_holds_stops_the_page(tmp_path, monkeypatch, c
     path = page(tmp_path, code, "It was so.")
     assert quote.main([]) not in (0, 5)
     assert said in "".join(capfd.readouterr()) and "It was so." in path.read_text()
+
+
+DAMAGED = {  # what a block reads, and what is said of it
+    "kernels.csv": (b"a,b\n1,2\n", "rows('kernels')", "kernels.csv is not what"),
+    "whole.json": (b"{", "told('whole.json')", "whole.json is not what"),
+    "bench/whole.json": (b"{", "told('bench/whole.json')", "whole.json cannot be read: Expecting property"),
+    "bench/deep.json": (b"[" * 10**5, "told('bench/deep.json')", "deep.json cannot be read: maximum rec"),
+    "bench/gone.json": (None, "told('bench/gone.json')", "gone.json cannot be read: [Errno 2] No such file"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_a_damaged_file_is_one_line_with_the_place_of_the_block(tmp_path, monkeypatch, capfd, name):
+    content, code, said = DAMAGED[name]
+    if content is not None:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    if "/" not in name:
+        manifest = {"scale": "smoke", "files": {name: "0" * 64}}
+        (tmp_path / "reference.json").write_text(json.dumps(manifest))
+    monkeypatch.setattr(quote, "ROOT", tmp_path)
+    monkeypatch.setattr(quote, "REFERENCE", tmp_path)
+    path = page(tmp_path, f"import relinear.draw.quote as its\nsay(str(its.{code}))", "It was so.")
+    assert quote.main(["--check"]) == 4 and "It was so." in path.read_text()
+    [told] = capfd.readouterr().err.splitlines()
+    assert told.startswith(f"error: {path}, the block at line 3: ") and said in told, told
+
+
+def test_a_page_that_is_no_text_is_one_line(tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(quote, "ROOT", tmp_path)
+    (tmp_path / "README.md").write_bytes(b"\xff")
+    assert quote.main(["--check"]) == 1
+    assert capfd.readouterr().err.startswith("error: a page is no UTF-8 text: 'utf-8' codec can't")
 
 
 def test_another_argument_is_refused(capsys):

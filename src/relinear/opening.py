@@ -5,8 +5,10 @@ whose entries do not fit together, a reader that meets another kind of text. No 
 that it may learn of more without another key for any result.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import traceback
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from huggingface_hub.errors import StrictDataclassError
@@ -14,9 +16,13 @@ from huggingface_hub.errors import StrictDataclassError
 from relinear.errors import UserError
 from relinear.folders import FAILURES
 from relinear.machine.disk import refusal
+from relinear.weights import files_of, require_finite
 
 LONGEST = 500  # characters of another library's message
-UNFIT = (*FAILURES, AssertionError, StrictDataclassError)
+UNFIT = (*FAILURES, AssertionError, EOFError, zlib.error, StrictDataclassError)
+DATA = (str, bytes, int, float, list, dict, type(None))  # what files hold
+CODE = Path(__file__).parent
+READERS = CODE / "get"
 
 
 def in_words(error: BaseException) -> str:
@@ -35,21 +41,64 @@ def configuring(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def reading(given: str, reader: str) -> Iterator[None]:
-    """A context in which whatever the reader of a text raises is a UserError, but for a library that is not
-    installed."""
+    """A context in which whatever the reader of a text raises is a UserError with the line of code that met
+    it, but for a library that is not installed, and a fault of the reader's own code."""
     possible = "a text of that form, or another --reader"
     with _telling(f"{given} cannot be read as {reader!r}", possible, ImportError):
         yield
 
 
 @contextmanager
+def working(given: Mapping[str, Path], opens: bool) -> Iterator[None]:
+    """A context for the work of a step on files of one's own, by the names of their assets. What it raises is
+    a UserError, as of `configuring` where the step `opens` a model, else as of `reading`."""
+    what = ", ".join(f"{name} ({path})" for name, path in given.items())
+    if not opens:
+        possible = "files of the form that their reader takes, or another `reader:` in data.yaml"
+        with _telling(f"{what} cannot be read", possible, ImportError):
+            yield
+        return
+    try:
+        with _telling(f"{what} makes no model", "a config.json that belongs to finite weights"):
+            yield
+    except UserError:
+        for folder in given.values():
+            for file in _weights(folder):
+                require_finite(file)  # which names the tensor
+        raise
+
+
+def _weights(folder: Path) -> list[Path]:
+    """The safetensors of a folder; none of a GGUF's."""
+    with suppress(UserError):
+        return files_of(folder)
+    return []
+
+
+@contextmanager
 def _telling(what: str, possible: str, *others: type[Exception]) -> Iterator[None]:
-    """`others`, and what a disk refuses, are no fault of the file: they are raised as they are."""
+    """`others`, what a disk refuses, and an attribute that code lacks are no fault of the file: they are
+    raised as they are."""
     try:
         yield
     except (UserError, *others):
         raise
     except UNFIT as error:
-        if refusal(error):
+        if refusal(error) or _of_code(error):
             raise
-        raise UserError(f"{what}: {in_words(error)}; possible: {possible}") from error
+        raise UserError(f"{what}: {in_words(error)}{_met_by(error)}; possible: {possible}") from error
+
+
+def _of_code(error: BaseException) -> bool:
+    """Whether an error names an attribute that something of our own code lacks: one of `DATA` where a
+    record was expected, or of a configuration, is the file's fault."""
+    if not isinstance(error, AttributeError) or isinstance(error.obj, DATA) and error.name:
+        return False
+    *_, last = traceback.extract_tb(error.__traceback__)
+    return CODE in Path(last.filename).parents
+
+
+def _met_by(error: BaseException) -> str:
+    """The last line of `READERS` that an error passed."""
+    passed = [f for f in traceback.extract_tb(error.__traceback__) if READERS in Path(f.filename).parents]
+    return f" (in {Path(passed[-1].filename).name}, line {passed[-1].lineno})" if passed else ""

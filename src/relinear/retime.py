@@ -6,6 +6,7 @@ that it stands.
 """
 
 import contextlib
+import functools
 import importlib
 import io
 import sys
@@ -39,7 +40,7 @@ def _retimed(plan: Plan, folder: Path, found: dict[Path, float], done: dict[Path
         record = records.read(folder) or {"parents": {}}
     except (records.BrokenError, OSError):  # as of a step that begins just now
         return 0
-    parents = [plan.root / records.place(parent["path"]) for parent in record["parents"].values()]
+    parents = [_here(plan.root, parent["path"]) for parent in record["parents"].values()]
     there = [parent for parent in parents if parent in found]
     count = sum(_retimed(plan, parent, found, done) for parent in there)
     if max((done[parent] for parent in there), default=0.0) <= found[folder]:
@@ -51,6 +52,12 @@ def _retimed(plan: Plan, folder: Path, found: dict[Path, float], done: dict[Path
             done[folder] = (folder / "run.json").stat().st_mtime
             count += 1
     return count
+
+
+@functools.cache
+def _here(root: Path, parent: str) -> Path:
+    """A parent's folder as a record names it, below a scale's results. Most records name the same few."""
+    return root / records.place(parent)
 
 
 def _stands(plan: Plan, folder: Path, record: dict[str, Any]) -> bool:

@@ -19,7 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from relinear.get import assets
 from relinear.machine import cpu
 from relinear.machine.disk import WORK, in_the_way, sync
 from relinear.machine.mode import as_umask
+from relinear.plan.assets import Own
 from relinear.plan.code import kernel_hashes
 from relinear.plan.job import Job, Link
 from relinear.plan.names import digest
@@ -266,7 +267,8 @@ def _run(plan: Plan, node: Node, job: Job, key: str, parents: dict, work: Callab
     with tracking.Tracker(plan.store, **describe(record)) as tracker:
         job.mirror = tracker.log
         begin = time.monotonic()
-        metrics = work(job)
+        with _on_own_files(plan, node, job):
+            metrics = work(job)
         if node.stage == "model" or stages.stage(node.stage).trains:
             for path in sorted(job.out.rglob("*.safetensors")):
                 weights.require_finite(path)
@@ -282,6 +284,16 @@ def _run(plan: Plan, node: Node, job: Job, key: str, parents: dict, work: Callab
         record["artefacts"] = records.entries(job.out, (p for p in sorted(job.out.rglob("*")) if p.is_file()))
         write_json(job.out / "run.json", record)
         tracker.finish(job.out)
+
+
+def _on_own_files(plan: Plan, node: Node, job: Job) -> AbstractContextManager:
+    """A context for work on files of one's own, whose contents nobody has seen before."""
+    own = {name: path for name, path in job.assets.items() if isinstance(plan.catalogue[name], Own)}
+    if not own:
+        return nullcontext()
+    from relinear.opening import working  # transformers, which other steps may not need
+
+    return working(own, opens=node.stage == "model")
 
 
 def _locked(path: Path, node: Node):

@@ -18,13 +18,15 @@ would change.
 
 import csv
 import difflib
+import json
 import re
 import sys
 import textwrap
+import traceback
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from relinear.draw.render import NOT_DEFINED, NOT_RUN, markdown, plus_minus
 from relinear.errors import UserError
@@ -160,6 +162,18 @@ def lines_of(file: Path) -> list[dict[str, str]]:
     return list(csv.DictReader(read_committed(file).splitlines()))
 
 
+def told(path: str) -> Any:
+    """What a committed JSON file below results/reference holds. Raises UserError for one that is not there or
+    holds no JSON, and BrokenError for one that is not as it was committed."""
+    file = REFERENCE / path
+    try:
+        return json.loads(read_committed(file))
+    except (OSError, ValueError, RecursionError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"{file} cannot be read: {error}; `git checkout {file}` restores it") from None
+
+
 def _short(file: Path) -> str:
     return file.relative_to(REFERENCE).with_suffix("").as_posix()
 
@@ -239,15 +253,35 @@ def difference(path: str, compared: str, verdict: str) -> Number:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the blocks of all pages; with `--check` write nothing, and return 5 where a page would change."""
-    from cogapp import Cog
+    """Run the blocks of all pages; with `--check` write nothing, and return 5 where a page would change.
+
+    What a block cannot read or find is one line with the block's place; code that fails, as an `assert`, has
+    its traceback."""
+    from cogapp.cogapp import Cog, CogCheckFailed, CogError, CogUserException
 
     if arguments not in ([], ["--check"]):
         print(f"error: got {' '.join(arguments)!r}; possible: {HERE}, {HERE} --check", file=sys.stderr)
         return 2
     pages = [str(page) for pattern in PAGES for page in sorted(ROOT.glob(pattern))]
     how = ["--check", f"--check-fail-msg=run `{HERE}`"] if arguments else ["-r"]
-    return Cog().main(["cog", "-P", "-p", f"from {__spec__.name} import *", *how, *pages])
+    try:
+        Cog().callable_main(["cog", "-P", "-p", f"from {__spec__.name} import *", *how, *pages])
+    except CogUserException as error:
+        fault = error.__context__  # what the block raised
+        if not isinstance(fault, UserError):
+            print(f"Traceback (most recent call last):\n{error}", file=sys.stderr)
+            return 4
+        frames = traceback.extract_tb(fault.__traceback__)
+        page, line = re.findall("<cog (.+):(.+)>", "\n".join(frame.filename for frame in frames))[0]
+        print(f"error: {page}, the block at line {line}: {fault}", file=sys.stderr)
+        return 4
+    except CogError as error:
+        print(error, file=sys.stderr)
+        return 5 if isinstance(error, CogCheckFailed) else 1
+    except UnicodeDecodeError as error:
+        print(f"error: a page is no UTF-8 text: {error}; possible: {', '.join(PAGES)}", file=sys.stderr)
+        return 1
+    return 0
 
 
 if __name__ == "__main__":
