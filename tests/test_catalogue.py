@@ -262,6 +262,7 @@ def test_a_run_carries_its_model_and_seed_to_the_one_it_comes_after(planned, end
         ({"a": BASE | {"after": "a"}}, ["circle", "a -> a"]),
         ({"a": BASE | {"after": "a/distill"}}, ["circle", "a -> a"]),
         ({"a": BASE | {"after": "lizzard"}}, ["'a'", "'lizzard'", "near it: lizard"]),
+        ({"a": BASE | {"after": "LIZARD"}}, ["'a'", "'LIZARD'", "near it: lizard"]),
         (
             {"a": BASE | {"after": "supra/distill"}},
             ["'supra/distill'", "no step 'distill'", "it has finetune"],

@@ -13,10 +13,10 @@ def possible(name: object, have: Iterable[object]) -> str:
     names = [str(known) for known in have]
     if len(names) <= MANY:
         return f"have {', '.join(names) or 'none'}"
-    near = (
-        get_close_matches(str(name), names, 3)
-        or [known for known in names if len(str(name)) > 2 and str(name) in known][:3]
-    )
+    given, small = str(name).casefold(), {known.casefold(): known for known in names}
+    near = [small[found] for found in get_close_matches(given, small, 3)] or [
+        known for key, known in small.items() if len(given) > 2 and given in key
+    ][:3]
     return (
         f"{'near it: ' + ', '.join(near) + '; ' if near else ''}have {', '.join(names[:FEW])}, ..."
         f" ({len(names)} in all)"
