@@ -569,6 +569,11 @@ def test_what_stands_in_for_a_name_must_exist_and_so_must_the_name(workflow, kin
             lambda m: m["perplexity_no_linear"].update(without="liner"),
             ["perplexity_no_linear", "'liner'", "linear, window, gate"],
         ),
+        (
+            "measures.yaml",
+            lambda m: m["perplexity_before"].update(before="finetun"),
+            ["perplexity_before", "'finetun'", "classify, distill, finetune"],
+        ),
         ("measures.yaml", lambda m: m.update(distill=m["gate"]), ["'distill'", "name of a stage", "rename"]),
         ("measures.yaml", lambda m: m.update({"a.b": m["gate"]}), ["'a.b'", "letters, digits"]),
         (

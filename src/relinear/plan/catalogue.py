@@ -95,6 +95,8 @@ def read_measures(metrics: list[str], data: dict[str, Data], workflow: Path = WO
         one_of(f"metric of measure {name!r},", measure.metric, metrics)
         if measure.data is not None:
             one_of(f"data of measure {name!r},", measure.data, data)
+        if measure.before is not None:
+            one_of(f"training stage, which measure {name!r} is `before`,", measure.before, stages.training())
         for part in measure.without:
             one_of(f"part of a method, which measure {name!r} is `without`,", part, parts)
         with suppress(SourceError):  # a metric's own fault, which is told where the metric is asked for
