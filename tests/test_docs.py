@@ -20,7 +20,7 @@ from properdocs.exceptions import PluginError
 
 from relinear.core import store
 from relinear.draw import report, stated
-from relinear.draw.quote import lines_of as rows_of
+from relinear.draw.beside import lines_of as rows_of
 from relinear.errors import UserError
 from relinear.plan.specs import Finding, available, papers
 
@@ -167,7 +167,7 @@ def test_the_report_has_every_table_figure_and_claim_that_is_committed():
         )
     links = set().union(*(paths for _, paths in found.values()))
     assert not [path for path in links if not store.exists(ROOT / path)]
-    for suffix in ("png", "claims.csv", "/provenance.json"):
+    for suffix in ("png", "/claims.csv", "/provenance.json"):
         committed = {
             path.relative_to(ROOT).as_posix()
             for path in REFERENCE.rglob("*")

@@ -13,8 +13,8 @@ from typing import Any, get_args
 
 from relinear import records
 from relinear.core import store
+from relinear.draw.beside import VERDICTS
 from relinear.draw.claims import Verdict
-from relinear.draw.quote import lines_of
 from relinear.draw.render import markdown
 from relinear.files import MANIFEST
 from relinear.plan.names import ROOT
@@ -147,9 +147,9 @@ def _status(artefact: Artefact, reference: Path) -> str:
     """The status of an artefact: the verdicts on its claims, or that it is drawn, or that it is not
     committed."""
     for where in _committed(artefact, reference):
-        place, claims = where.relative_to(reference).parts[0], where.with_name(f"{where.name}.claims.csv")
-        if artefact.spec.claims and claims.is_file():
-            found = Counter(row["verdict"] for row in lines_of(claims))
+        place = where.parents[1].name
+        if artefact.spec.claims and (told := VERDICTS.of(where)):
+            found = Counter(row["verdict"] for row in told)
             counts = [
                 f"{found[verdict]} {verdict.removesuffix(' at this scale')}"
                 for verdict in get_args(Verdict)

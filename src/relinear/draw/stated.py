@@ -5,12 +5,14 @@ docs/claims.md shows `page` (relinear.draw.quote writes it); `relinear claims` p
 claims.
 """
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, get_args
 
+from relinear.draw.beside import VERDICTS
 from relinear.draw.claims import (
     BY_CHANCE,
     STANDARD_ERRORS,
@@ -19,9 +21,8 @@ from relinear.draw.claims import (
     Verdict,
     compared,
 )
-from relinear.draw.quote import lines_of
 from relinear.draw.render import markdown, number
-from relinear.draw.report import claims_files
+from relinear.draw.report import judged
 from relinear.errors import UserError
 from relinear.plan.specs import Artefact, available, papers
 from relinear.plan.strict import WORKFLOW
@@ -149,9 +150,7 @@ def stated(root: Path = ROOT) -> list[Stated]:
 
 def _of(artefact: Artefact, reference: Path) -> Iterator[Stated]:
     """The paper's own claims of a table or figure, with the rows of all folders that have it."""
-    rows = [
-        (file.parents[1].name, row) for file in claims_files(artefact, reference) for row in lines_of(file)
-    ]
+    rows = [(place.parents[1].name, row) for place, own in judged(artefact, reference).items() for row in own]
     for claim in artefact.spec.claims:
         if not claim.ours:
             own = tuple((folder, row) for folder, row in rows if row["claim"] == claim.claim)
@@ -171,8 +170,8 @@ def _of(artefact: Artefact, reference: Path) -> Iterator[Stated]:
 def asked(reference: Path) -> list[dict[str, str]]:
     """The results on questions of our own, proxies among them, each once."""
     seen: dict[tuple[str, ...], dict[str, str]] = {}
-    for path in sorted(reference.rglob("*claims.csv")):
-        for row in lines_of(path):
+    for file in sorted(reference.glob(f"*/{VERDICTS.file}")):
+        for row in itertools.chain.from_iterable(VERDICTS.committed(file.parent).values()):
             if row["whose"] != "paper":
                 seen.setdefault((row["compared"], _measured(row) or row["claim"], row["verdict"]), row)
     return list(seen.values())
