@@ -17,14 +17,13 @@ from relinear.draw.claims import COLUMNS, tally
 from relinear.draw.deviations import objected
 from relinear.draw.index import _committed, records_behind
 from relinear.draw.provenance import Origin
-from relinear.draw.render import NOT_RUN, markdown
+from relinear.draw.render import NOT_RUN, markdown, titled
 from relinear.errors import UserError
 from relinear.plan.specs import Artefact, Finding, Paper, available, papers
 from relinear.records import read_committed
 
 Link = Callable[[str, Path], str]  # words, a file -> the words as a link to it
 SITE = "../repository"
-CLAIMS = ("claim", "source", "tested by", "at", "whose", "verdict", "evidence", "reason")
 SHOWN = ("png", "md")  # the file that stands on the page; where there are both, the picture
 COUNTED = "- Counted: no measurement is behind it."
 LINKED = ("csv", "pdf")
@@ -141,38 +140,30 @@ def _claims(name: str, artefacts: list[Artefact], root: Path, link: Link) -> lis
             folders = dict.fromkeys(place.parents[1] for place in places)
             where = [link(f"`{folder.name}`", folder / VERDICTS.file) for folder in folders]
             tested = ", ".join(dict.fromkeys(of[place].spec.label for place in places))
-            own = [row[column] for column in ("whose", "verdict", "figures", "reason")]
-            rows.append([row["claim"], row["source"], tested, ", ".join(where), *own])
+            about = {"tested by": tested, "at": ", ".join(where), "evidence": row["figures"]}
+            rows.append(_claim(row | about))
     tested = {artefact.name for artefact in of.values()}
     for artefact in (artefact for artefact in artefacts if artefact.name not in tested):
         for claim in artefact.spec.claims:
             if name in (claim.paper, artefact.paper):
                 published = f"published {claim.published}" if claim.published else ""
-                place = link("its spec", artefact.file)
-                rows.append(
-                    [
-                        claim.claim,
-                        claim.source,
-                        artefact.spec.label,
-                        place,
-                        claim.whose,
-                        NOT_RUN,
-                        published,
-                        artefact.spec.not_run,
-                    ]
-                )
+                about = {"tested by": artefact.spec.label, "at": link("its spec", artefact.file)}
+                about |= {"verdict": NOT_RUN, "evidence": published, "reason": artefact.spec.not_run}
+                rows.append(_claim(claim.model_dump() | {"whose": claim.whose} | about))
     if not rows:
         return []
-    verdicts = [row[CLAIMS.index("verdict")] for row in rows]
+    verdicts = [row["verdict"] for row in rows]
     said = (
         f"{tally(verdicts)}, {verdicts.count(NOT_RUN)} {NOT_RUN}. A claim that was tested several times"
         " stands there for each result."
     )
-    return [
-        "## Claims",
-        said,
-        markdown(CLAIMS, [[cell.replace("|", "\\|") for cell in row] for row in rows], align="left"),
-    ]
+    return ["## Claims", said, titled(rows, align="left")]
+
+
+def _claim(told: Mapping[str, Any]) -> dict[str, str]:
+    """A row of a page's claims."""
+    titles = ("claim", "source", "tested by", "at", "whose", "verdict", "evidence", "reason")
+    return {title: told[title].replace("|", "\\|") for title in titles}
 
 
 def places_of(artefact: Artefact, reference: Path) -> Iterator[Path]:

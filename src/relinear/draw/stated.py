@@ -21,7 +21,7 @@ from relinear.draw.claims import (
     Verdict,
     compared,
 )
-from relinear.draw.render import markdown, number
+from relinear.draw.render import markdown, number, titled
 from relinear.draw.report import judged
 from relinear.errors import UserError
 from relinear.plan.specs import Artefact, available, papers
@@ -51,17 +51,6 @@ BY_ITEMS = "within error of the items alone"
 WITHIN = re.compile(rf"(\S+) ± \S+(?: \(paired\))? is {WITHIN_ERROR} of (\S+?)(?:;|$)")
 UNTESTED_KINDS = (*list(KINDS.values())[:-1], BY_TRAININGS, BY_ITEMS, NO_NUMBER, NO_ROW)
 MEASURED = re.compile(r"(?:difference|ratio) \S+(?: ± \S+)?")
-COLUMNS = (
-    "Claim",
-    "Where",
-    "Compared",
-    "Published",
-    "Verdict",
-    "Error: items, trainings",
-    "Trainings",
-    "Reason",
-    "In",
-)
 
 
 class Stated(NamedTuple):
@@ -245,24 +234,24 @@ def reasons(claims: Sequence[Stated]) -> str:
     )
 
 
-def _cells(claim: Stated) -> list[str]:
+def _cells(claim: Stated) -> dict[str, str]:
     folder, row = claim.told or ("", {})
     errors = (
         [number(float(row[part])) for part in ("error_items", "error_training")] if row.get("error") else []
     )
     where = ", ".join(dict.fromkeys(filter(None, (claim.source, *claim.labels))))
-    cells = (
-        claim.claim,
-        where,
-        claim.compared,
-        claim.published,
-        claim.verdict,
-        ", ".join(errors),
-        row.get("trainings", ""),
-        claim.reason,
-        folder,
-    )
-    return [cell.replace("|", "\\|") for cell in cells]
+    cells = {
+        "Claim": claim.claim,
+        "Where": where,
+        "Compared": claim.compared,
+        "Published": claim.published,
+        "Verdict": claim.verdict,
+        "Error: items, trainings": ", ".join(errors),
+        "Trainings": row.get("trainings", ""),
+        "Reason": claim.reason,
+        "In": folder,
+    }
+    return {title: cell.replace("|", "\\|") for title, cell in cells.items()}
 
 
 def page(root: Path = ROOT) -> str:
@@ -280,7 +269,7 @@ def page(root: Path = ROOT) -> str:
                 untested = "" if kind in judged else "Not tested: "
                 parts += [
                     f"### {untested}{kind} ({name}, {len(of_kind)})",
-                    markdown(COLUMNS, of_kind, align="left"),
+                    titled(of_kind, align="left"),
                 ]
     return "\n\n".join(parts)
 
