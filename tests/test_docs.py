@@ -384,9 +384,9 @@ def test_totals_say_how_many_verdicts_chance_alone_would_give():
         "| contradicted |" in line for line in contradicted
     )
     with pytest.raises(UserError, match="no paper 'gla' makes claims; have hedgehog, lizard, lolcats, supra"):
-        stated.named("gla", None)
+        list(stated.listed("gla"))
     with pytest.raises(UserError, match="no verdict 'true'; have reproduced, contradicted, not tested"):
-        stated.named(None, "true")
+        list(stated.listed(verdict="true"))
 
 
 def test_the_novels_are_six_of_one_author_and_in_no_text_that_was_trained_on():

@@ -431,9 +431,8 @@ def list_claims(
 ) -> None:
     """Print what became of the papers' claims in results/reference: totals by paper and by reason, or
     claims."""
-    from relinear.draw.stated import listed, named
+    from relinear.draw.stated import listed
 
-    named(paper, verdict)
     for line in listed(paper, verdict):
         print(line)
 

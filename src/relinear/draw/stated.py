@@ -274,20 +274,17 @@ def page(root: Path = ROOT) -> str:
     return "\n\n".join(parts)
 
 
-def named(paper: str | None, verdict: str | None, root: Path = ROOT) -> None:
-    """Raises UserError for a paper that makes no claims here, and for a verdict that there is not."""
-    have = list(dict.fromkeys(claim.paper for claim in stated(root)))
+def listed(paper: str | None = None, verdict: str | None = None) -> Iterator[str]:
+    """The totals in plain text, or, where a paper or a verdict is named, the claims of it, a line each.
+    Raises UserError for a paper that makes no claims here, and for a verdict that there is not."""
+    claims = stated()
+    have = list(dict.fromkeys(claim.paper for claim in claims))
     if paper is not None and paper not in have:
         raise UserError(f"no paper {paper!r} makes claims; have {', '.join(have)}")
     if verdict is not None and verdict not in (*get_args(Verdict), BOTH):
         raise UserError(f"no verdict {verdict!r}; have {', '.join((*get_args(Verdict), BOTH))}")
-
-
-def listed(paper: str | None = None, verdict: str | None = None, root: Path = ROOT) -> Iterator[str]:
-    """The totals in plain text, or, where a paper or a verdict is named, the claims of it, a line each."""
-    claims = stated(root)
     if paper is None and verdict is None:
-        yield from (totals(claims, asked(root / "results/reference")), "", reasons(claims))
+        yield from (totals(claims, asked(ROOT / "results/reference")), "", reasons(claims))
         return
     for claim in claims:
         if paper in (None, claim.paper) and verdict in (None, claim.verdict):
