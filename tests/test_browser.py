@@ -20,7 +20,7 @@ from browser import chromium, open_page
 from conftest import ROOT
 
 from relinear.core import store
-from relinear.draw import provenance
+from relinear.draw.beside import PROVENANCE
 
 COMMITTED = ROOT / "results/reference/smollm2"
 SHOWN = ("teacher", "lolcats_window", "lizard")
@@ -41,9 +41,9 @@ def ui(tmp_path_factory) -> Iterator[dict[str, str]]:
         folder / "theirs", {n: own for n, own in committed.items() if n in wanted or n.startswith("models/")}
     )
     shutil.copytree(COMMITTED / "comparison", folder / "theirs/comparison")
-    for name, told in provenance.committed(COMMITTED).items():
+    for name, told in PROVENANCE.committed(COMMITTED).items():
         if name.startswith("comparison/"):
-            (folder / f"theirs/{name}{provenance.BESIDE}").write_text(json.dumps(told))
+            (folder / f"theirs/{name}{PROVENANCE.ending}").write_text(json.dumps(told))
     relinear = [sys.executable, "-m", "relinear.cli", "track"]
     environment = {
         k: v for k, v in os.environ.items() if k not in ("MLFLOW_TRACKING_URI", "DISPLAY", "WAYLAND_DISPLAY")

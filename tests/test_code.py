@@ -319,7 +319,7 @@ def whole(tmp_path_factory):
             patch.setattr(code, "_read", lambda path: read(path, path.read_text()))  # which is cached by path
             hashes = functools.cache(lambda modules: code_hash(list(modules)))
             patch.setattr("relinear.plan.plan.code_hash", lambda modules: hashes(tuple(modules)))
-            plan.__dict__.pop("_keys", None)
+            plan._keys.clear()
             return {node: plan.key(node) for node in NODES}
 
     before = keys()

@@ -20,7 +20,7 @@ from properdocs.exceptions import PluginError
 
 from relinear.core import store
 from relinear.draw import report, stated
-from relinear.draw.quote import lines_of as rows_of
+from relinear.draw.beside import lines_of as rows_of
 from relinear.errors import UserError
 from relinear.plan.specs import Finding, available, papers
 
@@ -167,7 +167,7 @@ def test_the_report_has_every_table_figure_and_claim_that_is_committed():
         )
     links = set().union(*(paths for _, paths in found.values()))
     assert not [path for path in links if not store.exists(ROOT / path)]
-    for suffix in ("png", "claims.csv", "/provenance.json"):
+    for suffix in ("png", "/claims.csv", "/provenance.json"):
         committed = {
             path.relative_to(ROOT).as_posix()
             for path in REFERENCE.rglob("*")
@@ -384,9 +384,9 @@ def test_totals_say_how_many_verdicts_chance_alone_would_give():
         "| contradicted |" in line for line in contradicted
     )
     with pytest.raises(UserError, match="no paper 'gla' makes claims; have hedgehog, lizard, lolcats, supra"):
-        stated.named("gla", None)
+        list(stated.listed("gla"))
     with pytest.raises(UserError, match="no verdict 'true'; have reproduced, contradicted, not tested"):
-        stated.named(None, "true")
+        list(stated.listed(verdict="true"))
 
 
 def test_the_novels_are_six_of_one_author_and_in_no_text_that_was_trained_on():

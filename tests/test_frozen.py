@@ -10,7 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from relinear.draw import About, own, provenance
+from relinear.draw import About, own
+from relinear.draw.beside import PROVENANCE, VERDICTS
 from relinear.draw.drawing import make
 from relinear.draw.planned import draw_committed
 from relinear.errors import UserError
@@ -31,7 +32,7 @@ WITHOUT_WEIGHTS = {
 DRAWN = sorted(
     (manifest.parent.name, *drawing.split("/"))
     for manifest in REFERENCE.glob("*/reference.json")
-    for drawing in provenance.committed(manifest.parent)
+    for drawing in PROVENANCE.committed(manifest.parent)
 )
 
 
@@ -54,10 +55,10 @@ def test_what_is_committed_is_drawn_again_byte_for_byte(name, paper, stem, tmp_p
     """Tables, claims and pictures; from records, items and weights that lie in the folder, and named in its
     manifest. Provenance names the nodes that they come from."""
     committed, folder = REFERENCE / name, tmp_path / "reference" / name
-    papers = {drawing.partition("/")[0] for drawing in provenance.committed(committed)}
+    papers = {drawing.partition("/")[0] for drawing in PROVENANCE.committed(committed)}
     folder.mkdir(parents=True)
     for part in committed.iterdir():
-        if part.suffix == ".json":
+        if part.suffix in (".json", ".csv"):
             shutil.copy(part, folder)
         elif part.name not in papers:
             (folder / part.name).symlink_to(part)  # drawings alone are not, as they are written
@@ -70,16 +71,13 @@ def test_what_is_committed_is_drawn_again_byte_for_byte(name, paper, stem, tmp_p
         return
     # the records lie elsewhere here
     written = [path for path in draw_committed(folder, artefact) if path.suffix != ".json"]
-    assert (
-        written
-        and [
-            path.name for path in written if path.read_bytes() != (committed / paper / path.name).read_bytes()
-        ]
-        == []
-    )
+    names = [path.relative_to(folder).as_posix() for path in written]
+    assert ("claims.csv" in names) == bool(artefact.spec.claims)
+    assert any(name.startswith(f"{paper}/{stem}.") for name in names)
+    assert [name for name in names if (folder / name).read_bytes() != (committed / name).read_bytes()] == []
     manifest = json.loads((folder / "reference.json").read_text())["files"]
     assert all(manifest[path.relative_to(folder).as_posix()] == sha256(path) for path in written)
-    told, anew = (provenance.of(root / paper / stem)["sources"] for root in (committed, folder))
+    told, anew = (PROVENANCE.of(root / paper / stem)["sources"] for root in (committed, folder))
     nodes = {source.partition("#")[2]: hashes for source, hashes in anew.items() if "#" in source}
     assert {source.partition("#")[2]: hashes for source, hashes in told.items() if "#" in source} == nodes
 
@@ -142,11 +140,12 @@ def test_hedgehog_s_maps_are_the_printed_share_of_llama_2_by_two_maps_without_bi
     committed = ROOT / "results/reference/hedgehog_smollm2"
     shutil.copy(committed / "reference.json", tmp_path)
     drawn = {path.name: path.read_bytes() for path in draw_committed(tmp_path, artefact)}
-    del drawn[provenance.FILE]
+    del drawn[PROVENANCE.file], drawn[VERDICTS.file]
     assert {name: (committed / "hedgehog" / name).read_bytes() for name in drawn} == drawn
     place = "hedgehog/parameters"
-    assert provenance.committed(tmp_path) == {place: provenance.of(committed / place)}
-    [row] = csv.DictReader(drawn["parameters.claims.csv"].decode().splitlines())
+    assert VERDICTS.committed(tmp_path) == {place: VERDICTS.of(committed / place)}
+    assert PROVENANCE.committed(tmp_path) == {place: PROVENANCE.of(committed / place)}
+    [row] = VERDICTS.of(tmp_path / place)
     assert (row["verdict"], row["whose"]) == ("contradicted", "paper")  # "of the original model size"
     assert row["reason"].endswith("a form that the paper states, too: contradicted, 2.96 is not < 0.50")
 

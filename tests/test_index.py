@@ -71,8 +71,9 @@ def test_minutes_are_those_of_the_stages_behind_and_verdicts_those_of_the_claims
             f'{{"wall_seconds": {60 * minutes}, "parents": {{{found}}}, "hardware": {{"device": "cuda"}}}}'
         )
     (reference / "mini/lizard").mkdir()
-    (reference / "mini/lizard/table1.claims.csv").write_text(
-        "claim,verdict\na,reproduced\nb,not tested\nc,reproduced\n"
+    (reference / "mini/claims.csv").write_text(
+        "drawing,claim,verdict\nlizard/table1,a,reproduced\nlizard/table1,b,not tested\n"
+        "lizard/table1,c,reproduced\nlizard/table2,a,contradicted\n"
     )
     [row] = [line for line in page(tmp_path, reference).splitlines() if line.startswith("| Table 1")]
     assert (
@@ -105,10 +106,10 @@ def test_the_verdicts_of_the_whole_dose_come_before_those_of_a_part_and_of_a_sma
     for folder, scale in (("vit_mini", "mini"), ("smollm2_quarter", "smollm2-x0.25"), ("smollm2", "smollm2")):
         (tmp_path / "reference" / folder / "runs").mkdir(parents=True)
         (tmp_path / "reference" / folder / "lizard").mkdir()
-        (file := tmp_path / "reference" / folder / "lizard/table1.claims.csv").write_text(
-            "claim,verdict\na,reproduced\n"
+        (file := tmp_path / "reference" / folder / "claims.csv").write_text(
+            "drawing,claim,verdict\nlizard/table1,a,reproduced\n"
         )
-        manifest = {"scale": scale, "files": {"lizard/table1.claims.csv": sha256(file)}}
+        manifest = {"scale": scale, "files": {"claims.csv": sha256(file)}}
         (tmp_path / "reference" / folder / "reference.json").write_text(json.dumps(manifest))
         found += [
             line

@@ -12,6 +12,7 @@ from relinear.benchmarks import kernel_forms as forms
 from relinear.benchmarks import kernels
 from relinear.benchmarks.campaign import Campaign
 from relinear.benchmarks.kernels import Bench, suite
+from relinear.draw.beside import VERDICTS
 from relinear.draw.kernels import COLUMNS, newest, ratios, read
 from relinear.draw.planned import draw_committed
 from relinear.errors import UserError
@@ -174,5 +175,6 @@ def test_a_figure_of_the_rows_and_its_verdicts_are_as_committed(tmp_path, monkey
         draw_committed(tmp_path, artefact)
     (tmp_path / "bench.csv").write_bytes((committed / "bench.csv").read_bytes())
     made = {path.name: path for path in draw_committed(tmp_path, artefact)}
-    assert {"figure6.png", "provenance.json", "figure6.claims.csv"} == made.keys()
-    assert made["figure6.claims.csv"].read_text() == (committed / paper / "figure6.claims.csv").read_text()
+    assert {"figure6.png", "provenance.json", "claims.csv"} == made.keys()
+    place = f"{paper}/figure6"
+    assert VERDICTS.committed(tmp_path) == {place: VERDICTS.of(committed / place)}

@@ -201,15 +201,20 @@ def test_an_interrupted_command_goes_on_and_repeats_nothing(here, monkeypatch):
         made(plan, str(node))
 
     interrupted: list = []
-    amounts = own.Amounts(tokens=1024, seq_len=128, accumulate=2, heldout_tokens=256)
+
+    def run() -> str:
+        amounts = own.Amounts(tokens=1024, seq_len=128, accumulate=2, heldout_tokens=256)
+        planned = own.planned("llama", "my-text.jsonl", "lizard", here / "out", amounts=amounts)
+        return own.run(*planned, here / "out", run_node)
+
     with pytest.raises(KeyboardInterrupt):
-        own.run("llama", "my-text.jsonl", "lizard", here / "out", run_node=run_node, amounts=amounts)
+        run()
     assert "distill lizard" in ran and not (here / "out").exists()
     first = list(ran)
-    table = own.run("llama", "my-text.jsonl", "lizard", here / "out", run_node=run_node, amounts=amounts)
+    table = run()
     assert ran[len(first) :] == ["finetune lizard", "measure lizard gate", "measure lizard perplexity"]
     assert "at its end" in table and (here / "out/modeling_relinear.py").is_file()
-    own.run("llama", "my-text.jsonl", "lizard", here / "out", run_node=run_node, amounts=amounts)
+    run()
     assert len(ran) == len(first) + 3, "nothing is left to do"
     card = (here / "out/README.md").read_text()
     assert (

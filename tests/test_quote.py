@@ -67,7 +67,7 @@ def test_a_number_that_changed_is_told_by_the_check_and_written_without_it(tmp_p
         ),
         (
             f"difference('{SECOND}', 'lizard ppl < nothing', 'reproduced')",
-            "second.claims.csv has no 'lizard ppl < nothing'",
+            "second has no 'lizard ppl < nothing'",
         ),
     ],
 )

@@ -21,9 +21,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from relinear import linearize, load_run
 from relinear.core import store
-from relinear.draw import planned, provenance
+from relinear.draw import planned
+from relinear.draw.beside import PROVENANCE, VERDICTS
+from relinear.draw.beside import lines_of as rows_of
 from relinear.draw.planned import draw_committed
-from relinear.draw.quote import lines_of as rows_of
 from relinear.draw.render import paint
 from relinear.errors import UserError
 from relinear.families.bert import byte_tokenizer
@@ -112,6 +113,8 @@ def results(tmp_path):
     picture(np.linspace(0, 255, 64)).save(root / "lolcats/figure3.png")
     for name, told in TOLD.items():
         (root / f"{name}.provenance.json").write_text(json.dumps(told))
+    for name, [row] in JUDGED.items():
+        (root / f"{name}.claims.csv").write_text(f"claim,verdict\n{row['claim']},{row['verdict']}\n")
     return root
 
 
@@ -119,6 +122,12 @@ def results(tmp_path):
 TOLD = {
     name: {"artefact": name, "sources": {f"results/tiny/{node}/run.json": {}}, "cells": {}}
     for name, node in {"comparison/table2": "runs/lizard/finetune", "lolcats/figure3": "text/toy"}.items()
+}
+
+
+JUDGED = {
+    "comparison/table2": [{"claim": "one", "verdict": "reproduced"}],
+    "lolcats/figure3": [{"claim": "two", "verdict": "not tested"}],
 }
 
 
@@ -157,6 +166,7 @@ def test_what_is_small_and_cannot_be_made_again_is_kept(results, tmp_path):
         "comparison/table2.csv",
         "lolcats/figure3.png",
         "lolcats/figure9.pdf",
+        "claims.csv",
         "provenance.json",
         "reference.json",
         *store.FILES,
@@ -165,8 +175,10 @@ def test_what_is_small_and_cannot_be_made_again_is_kept(results, tmp_path):
     assert sum(sizes.values()) == sum(
         (tmp_path / "out" / name).stat().st_size for name in kept - {"reference.json"}
     )
-    assert sizes.keys() == {"runs/lizard", "comparison", "lolcats", "provenance.json", *store.FILES}
+    beside = {"claims.csv", "provenance.json"}
+    assert sizes.keys() == {"runs/lizard", "comparison", "lolcats", *beside, *store.FILES}
     assert json.loads((tmp_path / "out/provenance.json").read_text()) == TOLD
+    assert VERDICTS.committed(tmp_path / "out") == JUDGED
     packed = store.opened(tmp_path / "out").all()
     assert packed.keys() == {"runs/lizard/finetune", "text/toy"}
     for node, found in packed.items():
@@ -240,7 +252,10 @@ def test_a_later_slice_of_results_is_added_to_what_is_committed(results, tmp_pat
 
 
 def as_earlier(out: Path) -> None:
-    """Make of an exported folder what earlier versions left: provenance beside each drawing."""
+    """Make of an exported folder what earlier versions left: provenance and verdicts beside each drawing."""
+    for name, [row] in VERDICTS.committed(out).items():
+        (out / f"{name}.claims.csv").write_text(f"claim,verdict\n{row['claim']},{row['verdict']}\n")
+    (out / "claims.csv").unlink()
     for name, told in json.loads((out / "provenance.json").read_text()).items():
         (out / f"{name}.provenance.json").write_text(json.dumps(told))
     (out / "provenance.json").unlink()
@@ -252,18 +267,23 @@ def test_provenance_beside_drawings_of_an_earlier_export_goes_into_the_one_file(
     reference.export(results, out)
     as_earlier(out)
     (results / "lolcats/figure3.provenance.json").unlink()
+    (results / "lolcats/figure3.claims.csv").unlink()
+    (results / f"{anew}.claims.csv").write_text("claim,verdict\none,contradicted\n")
     told = TOLD[anew] | {"cells": {"lizard": {"ppl": f"results/tiny/{anew}"}}}
     (results / f"{anew}.provenance.json").write_text(json.dumps(told))
     reference.export(results, out, add=True)
-    assert not list(out.glob("*/*.provenance.json"))
+    assert not list(out.glob("*/*.provenance.json")) and not list(out.glob("*/*.claims.csv"))
     assert json.loads((out / "provenance.json").read_text()) == TOLD | {anew: told}
-    assert provenance.of(out / anew) == told
+    judged = JUDGED | {anew: [{"claim": "one", "verdict": "contradicted"}]}
+    assert VERDICTS.committed(out) == judged
+    assert PROVENANCE.of(out / anew) == told
     reference.verify(out)
     # what an export left beside a drawing that was drawn again since
     (out / f"{anew}.provenance.json").write_text(json.dumps(TOLD[anew]))
+    (out / f"{anew}.claims.csv").write_text("claim,verdict\none,reproduced\n")
     reference.write_manifest(out, "tiny", changed(out))
     reference.repack(out)
-    assert provenance.of(out / anew) == told
+    assert PROVENANCE.of(out / anew) == told and VERDICTS.committed(out) == judged
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -297,7 +317,7 @@ def test_repacking_takes_in_what_earlier_versions_left_beside_the_store_and_chan
     (out / node).mkdir()
     (out / node / "weights.safetensors").write_bytes(files["weights.safetensors"])
     as_earlier(out)
-    assert len(contents(out)) == len(before) + 1
+    assert len(contents(out)) == len(before) + 2
     reference.repack(out)
     assert contents(out) == before
     (out / "lolcats/figure3.png").write_bytes(b"")
@@ -319,7 +339,8 @@ def test_nodes_runs_and_drawings_are_left_out_by_name(results, tmp_path):
     reference.repack(out, ["lolcats/figure3", "text/toy"])
     assert store.opened(out).rows.keys() == {"runs/lizard/finetune"} and changed(out) == {}
     assert contents(out).keys() == before.keys() - {store.TENSORS, "lolcats/figure3.png"}
-    assert json.loads((out / "provenance.json").read_text()).keys() == {"comparison/table2"}
+    for kind in (PROVENANCE, VERDICTS):
+        assert kind.committed(out).keys() == {"comparison/table2"}
     reference.repack(out, ["runs/lizard", "comparison"])  # with weights and provenance
     assert contents(out).keys() == {"lolcats/figure9.pdf", "reference.json", *store.FILES}
     reference.verify(out)
@@ -782,7 +803,7 @@ def test_a_file_of_a_node_beside_a_store_that_no_manifest_names_is_refused(tmp_p
 
 def test_pages_read_committed_files_only_as_their_manifest_names_them(tmp_path):
     folder = Path(shutil.copytree(COMMITTED / "vit_mini", tmp_path / "vit_mini"))
-    file = next(folder.glob("*/*.claims.csv"), None) or next(folder.glob("*/*.csv"))
+    file = folder / "claims.csv"
     assert rows_of(file)
     file.write_text(file.read_text().replace("1", "2"))
     with pytest.raises(

@@ -17,7 +17,7 @@ from torch.testing import assert_close
 from relinear.attention import load, options, supra
 from relinear.attention._base import Heads, Inputs
 from relinear.core import store
-from relinear.draw import provenance
+from relinear.draw.beside import PROVENANCE
 from relinear.draw.curves import points_of
 from relinear.draw.doses import Dose, doses
 from relinear.draw.frame import frame_of
@@ -226,7 +226,7 @@ def test_figure_1_is_drawn_of_committed_runs_and_costs(tmp_path):
     write_manifest(folder, "smollm2", {})
     written = {path.suffix: path for path in draw_committed(folder, read(FIGURE1))}
     assert written[".png"].read_bytes().startswith(b"\x89PNG") and not list(folder.glob("supra/*.pdf"))
-    cells = provenance.of(folder / "supra/figure1")["cells"]
+    cells = PROVENANCE.of(folder / "supra/figure1")["cells"]
     assert (
         cells["SUPRA, uptrained"]["acc_norm"].endswith("smollm2/nodes.parquet#runs/supra/commonsense")
         and cells["SUPRA, from scratch"]["acc_norm"] is None

@@ -719,17 +719,18 @@ def test_drawings_of_committed_results_are_imported_with_them(uri, tmp_path, cap
     for ending, name in names.items():
         (tmp_path / "results/mini-x4" / name).parent.mkdir(exist_ok=True)
         (tmp_path / "results/mini-x4" / name).write_text(
-            json.dumps(told) if ending == "provenance.json" else ending
+            {"provenance.json": json.dumps(told), "claims.csv": "claim\none\n"}.get(ending, ending)
         )
     committed.export(tmp_path / "results/mini-x4", out)
-    assert (out / "provenance.json").is_file() and not list(out.glob("*/*.provenance.json"))
+    for file in ("provenance.json", "claims.csv"):
+        assert (out / file).is_file() and not list(out.glob(f"*/*.{file}"))
     assert [mirror.import_folder(uri, out) for _ in range(2)] == [1, 0]
     [run] = runs(uri, "tags.`relinear.kind` = 'tables'", "mini-x4-reference")
     copied = [f.path for of in (None, "comparison") for f in client(uri).list_artifacts(run.info.run_id, of)]
     assert copied == [
+        "claims.csv",
         "comparison",
         "provenance.json",
-        "comparison/table2.claims.csv",
         "comparison/table2.csv",
         "comparison/table2.md",
     ]

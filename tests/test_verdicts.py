@@ -3,11 +3,11 @@ tested`, with the reason."""
 
 import csv
 import gzip
+import itertools
 import json
 import math
 import re
 import shutil
-from pathlib import Path
 
 import pytest
 from conftest import made
@@ -17,11 +17,11 @@ from transformers import AutoTokenizer
 
 from relinear.core import store
 from relinear.draw import About
+from relinear.draw.beside import VERDICTS, lines_of
 from relinear.draw.claims import BY_CHANCE, UNTESTED, Value, judge, value_of
 from relinear.draw.drawing import make
 from relinear.draw.drawing import verdicts as judged_alone
 from relinear.draw.planned import draw_planned
-from relinear.draw.quote import lines_of as rows_of
 from relinear.draw.render import count
 from relinear.draw.spreads import COLUMNS, SPREADS, Of, Spreads, committed
 from relinear.draw.stated import BY_ITEMS, BY_TRAININGS, Stated, stated
@@ -268,7 +268,7 @@ def test_the_committed_spreads_are_those_of_the_committed_records():
         {name: value if isinstance(value, str) else f"{value:g}" for name, value in row.items()}
         for row in spreads_of(REFERENCE)
     ]
-    assert rows_of(SPREADS) == want
+    assert lines_of(SPREADS) == want
 
 
 def test_a_spread_is_that_of_the_method_else_the_largest_known():
@@ -378,7 +378,7 @@ def test_lolcats_table_2_is_judged_by_the_form_that_its_paper_has():
         "variant code where the paper has paper",
         "transfer by mse where the paper has cross_entropy",
     } <= set(differences(released, asked))
-    found = {row["claim"]: row for row in rows_of(REFERENCE / "smollm2/lolcats/table2.claims.csv")}
+    found = {row["claim"]: row for row in VERDICTS.of(REFERENCE / "smollm2/lolcats/table2")}
     near, adds = (
         found[claim]
         for claim in (
@@ -467,8 +467,9 @@ def test_no_claim_of_a_paper_is_judged_by_a_number_that_its_table_does_not_print
 
 def test_one_of_eight_recipes_judges_of_recall_what_a_better_one_could_not_turn():
     judged = {}
-    for file in REFERENCE.glob("*_smollm2/hedgehog/*.claims.csv"):
-        for row in rows_of(file):
+    for file in REFERENCE.glob("*_smollm2/claims.csv"):
+        told = VERDICTS.committed(file.parent).items()
+        for row in (row for place, own in told if place.startswith("hedgehog/") for row in own):
             if "sweep_recall_" in row["compared"]:  # all of Hedgehog's eight
                 judged[row["claim"]] = row["verdict"]
             elif (
@@ -491,19 +492,20 @@ def test_one_of_eight_recipes_judges_of_recall_what_a_better_one_could_not_turn(
 
 
 def test_a_proxy_and_a_question_of_ours_contradict_no_paper():
-    for file in REFERENCE.rglob("*claims.csv"):
-        for row in rows_of(file):
+    files = sorted(REFERENCE.glob("*/claims.csv"))
+    assert files and not [*REFERENCE.rglob("*.claims.csv")]
+    for file in files:
+        for row in itertools.chain.from_iterable(VERDICTS.committed(file.parent).values()):
             assert row["whose"] == "paper" or row["whose"].startswith("ours"), (file, row["claim"])
             assert (row["source"] == "our question") <= (row["whose"] == "ours")
 
 
 def test_costs_of_one_program_against_another_are_judged_on_no_other_card():
     for folder in ("efficiency", "kernels"):
-        for file in sorted(Path(REFERENCE / folder).glob("*/*.claims.csv")):
-            for row in rows_of(file):
-                left, *right = row["compared"].split(" / ")
-                grows = right and left.split()[:2] == right[0].split()[:2]
-                assert grows or row["verdict"] == UNTESTED, row["claim"]
+        for row in itertools.chain.from_iterable(VERDICTS.committed(REFERENCE / folder).values()):
+            left, *right = row["compared"].split(" / ")
+            grows = right and left.split()[:2] == right[0].split()[:2]
+            assert grows or row["verdict"] == UNTESTED, row["claim"]
 
 
 def test_a_share_that_is_computed_from_single_trainings_has_their_spread_in_its_error():
@@ -610,7 +612,7 @@ def of_recipes(tmp_path, shape, numbers, seeds=True, budget=1.0):
     [file, _] = judged_alone(
         read(path), measured, About("mini", spreads=spreads, budget=budget), tmp_path / "out"
     )
-    [row] = rows_of(file)
+    [row] = lines_of(file)
     return row
 
 

@@ -11,8 +11,8 @@ import signal
 import socket
 import sys
 import warnings
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Annotated, Any
@@ -109,6 +109,18 @@ def _track(context: typer.Context) -> None:
 
 
 app.add_typer(track, name="track")
+
+
+@contextmanager
+def warned_of_the_store() -> Iterator[None]:
+    """A store that fails meanwhile is warned of, and no error."""
+    try:
+        yield
+    except StoreError as error:
+        print(
+            f"WARNING: {error}\nWARNING: `relinear track rebuild` fills it later; results do not need it.",
+            file=sys.stderr,
+        )
 
 
 def _folder(path: Path) -> Path:
@@ -419,9 +431,8 @@ def list_claims(
 ) -> None:
     """Print what became of the papers' claims in results/reference: totals by paper and by reason, or
     claims."""
-    from relinear.draw.stated import listed, named
+    from relinear.draw.stated import listed
 
-    named(paper, verdict)
     for line in listed(paper, verdict):
         print(line)
 
@@ -572,13 +583,8 @@ def run_benchmark(results: Results = Path("results")) -> None:
     benchmark(out / ".work")
     for path in (out / ".work").iterdir():
         print(path.replace(out / path.name))
-    try:
+    with warned_of_the_store():
         benchmarks.write(Plan(results=results).store, results, but=results / "reference")
-    except StoreError as error:
-        print(
-            f"WARNING: {error}\nWARNING: `relinear track rebuild` fills it later; results do not need it.",
-            file=sys.stderr,
-        )
 
 
 @app.command("export")
@@ -697,22 +703,20 @@ def linearize_own(
 
     if device is not None:
         importlib.import_module("relinear.machine.hardware").device_of(device)
-    print(
-        own.run(
-            model,
-            data,
-            method,
-            out,
-            run_node=run_node,
-            results=results,
-            amounts=amounts,
-            reader=reader,
-            column=column,
-            device=device,
-            dtype=dtype,
-            seed=seed or 0,
-        )
+    name, plan = own.planned(
+        model,
+        data,
+        method,
+        out,
+        results=results,
+        amounts=amounts,
+        reader=reader,
+        column=column,
+        device=device,
+        dtype=dtype,
+        seed=seed or 0,
     )
+    print(own.run(name, plan, out, run_node))
 
 
 @app.command("tasks")
@@ -778,13 +782,8 @@ def track_init(
     from relinear.tracking.rows import plan_rows
 
     make_writable([plan.results])
-    try:
+    with warned_of_the_store():
         mirror.init(plan.store, plan.root.name, () if rows is None else plan_rows(plan, rows.split()))
-    except StoreError as error:
-        print(
-            f"WARNING: {error}\nWARNING: `relinear track rebuild` fills it later; results do not need it.",
-            file=sys.stderr,
-        )
 
 
 @track.command("tables")
@@ -792,10 +791,8 @@ def track_init(
 def track_tables(plan) -> None:
     """Copy the scale's tables, figures and claims into the store, as artifacts of one run. A store that fails
     is warned of, and no error."""
-    try:
+    with warned_of_the_store():
         mirror.tables(plan.store, plan.results, plan.root.name)
-    except StoreError as error:
-        print(f"WARNING: {error}", file=sys.stderr)
 
 
 @track.command("rebuild")
@@ -938,21 +935,8 @@ def track_ui(
         open_later(address, next(iter((compared or listed).values())))
     else:
         print("no runs are in the store yet: any target of Snakemake brings some", flush=True)
-    ui = [
-        sys.executable,
-        "-m",
-        "mlflow",
-        "ui",
-        "--backend-store-uri",
-        store,
-        "--host",
-        "127.0.0.1",
-        "--port",
-        str(port),
-        "--workers",
-        "1",
-    ]
-    os.execvp(sys.executable, ui)
+    options = ("--backend-store-uri", store, "--host", "127.0.0.1", "--port", str(port), "--workers", "1")
+    os.execvp(sys.executable, [sys.executable, "-m", "mlflow", "ui", *options])
 
 
 def main() -> None:

@@ -131,47 +131,12 @@ class OwnPlan(Plan):
         return found
 
 
-def run(
-    model: str,
-    data: str,
-    method: str,
-    out: Path,
-    *,
-    run_node: Callable[[OwnPlan, Node], None],
-    results: Path = Path("results"),
-    amounts: Amounts = USUAL,
-    reader: str | None = None,
-    column: str | None = None,
-    device: str | None = None,
-    dtype: str = "auto",
-    seed: int = 0,
-) -> str:
-    """Linearize `model` by the recipe of `method` on the text `data`, measure it beside its teacher, and
-    export it to the folder `out`.
+def run(name: str, plan: OwnPlan, out: Path, run_node: Callable[[OwnPlan, Node], None]) -> str:
+    """Linearize what `planned` gave, measure it beside its teacher, and export it to the folder `out`.
 
-    Args:
-        model: a folder with config.json and safetensors, or a name on the hub.
-        data: a file or a folder of JSON lines, JSON, parquet or text, or the name of a data set on the hub.
-        method: an attention method, or a run of runs.yaml whose method, options and steps are taken.
-        run_node: runs one node of the plan; a node that is finished stays as it is, and one that was
-        interrupted goes on.
-
-    Returns the perplexities as a table. Raises UserError before any work for whatever cannot work.
+    `run_node` runs one node of the plan; a node that is finished stays as it is, and one that was interrupted
+    goes on. Returns the perplexities as a table.
     """
-    require_ours(out.resolve())
-    name, plan = planned(
-        model,
-        data,
-        method,
-        out,
-        results=results,
-        amounts=amounts,
-        reader=reader,
-        column=column,
-        device=device,
-        dtype=dtype,
-        seed=seed,
-    )
     rows = measured(plan, name)
     nodes = plan.check_nodes([*(plan.node("measure", *address) for address in rows.values())])
     for number, node in enumerate(nodes, 1):
@@ -198,7 +163,15 @@ def planned(
     seed: int = 0,
 ) -> tuple[str, OwnPlan]:
     """The run's name, and a plan that has it, its teacher and itself untrained. Raises UserError for whatever
-    cannot work."""
+    cannot work.
+
+    Args:
+        model: a folder with config.json and safetensors, or a name on the hub.
+        data: a file or a folder of JSON lines, JSON, parquet or text, or the name of a data set on the hub.
+        method: an attention method, or a run of runs.yaml whose method, options and steps are taken.
+        out: the folder that `run` will make, which must be free or of an earlier export.
+    """
+    require_ours(out.resolve())
     base = Plan(results=results, seed=seed, device=device)
     base.check_choices()
     one_of("dtype", dtype, PRECISIONS)

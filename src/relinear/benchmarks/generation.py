@@ -29,7 +29,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
 import typer
@@ -55,42 +55,29 @@ from relinear.linearize.state import nbytes
 from relinear.machine.gpus import claim
 from relinear.plan.plan import Plan
 
-# max_position_embeddings only bounds a warning: the sequences here are longer than those that the models were
-# trained on.
-SHAPES: dict[str, PreTrainedConfig] = {
-    "mistral-7b": MistralConfig(
-        vocab_size=32000,
-        hidden_size=4096,
-        intermediate_size=14336,
-        num_hidden_layers=32,
-        num_attention_heads=32,
-        num_key_value_heads=8,
-        head_dim=128,
-        sliding_window=None,
-        max_position_embeddings=2**18,
-    ),
-    "llama-3-8b": LlamaConfig(
-        vocab_size=128256,
-        hidden_size=4096,
-        intermediate_size=14336,
-        num_hidden_layers=32,
-        num_attention_heads=32,
-        num_key_value_heads=8,
-        head_dim=128,
-        max_position_embeddings=2**18,
-    ),
-}
-SMALL = MistralConfig(
-    vocab_size=512,
-    hidden_size=4096,
-    intermediate_size=512,
-    num_hidden_layers=2,
-    num_attention_heads=32,
-    num_key_value_heads=8,
-    head_dim=128,
-    sliding_window=None,
-    max_position_embeddings=2**18,
+# Positions only bound a warning: the sequences here are longer than those that the models were trained on.
+WIDTHS = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "max_position_embeddings",
 )
+
+
+def shaped(kind: type[PreTrainedConfig], *widths: int, **more: Any) -> PreTrainedConfig:
+    """The config of a model with these `WIDTHS`."""
+    return kind(**dict(zip(WIDTHS, widths, strict=True)), **more)
+
+
+SHAPES: dict[str, PreTrainedConfig] = {
+    "mistral-7b": shaped(MistralConfig, 32000, 4096, 14336, 32, 32, 8, 128, 2**18, sliding_window=None),
+    "llama-3-8b": shaped(LlamaConfig, 128256, 4096, 14336, 32, 32, 8, 128, 2**18),
+}
+SMALL = shaped(MistralConfig, 512, 4096, 512, 2, 32, 8, 128, 2**18, sliding_window=None)
 
 TEACHERS = ("teacher", "teacher_dynamic")
 KEY_HEAD_STATES = ("lolcats_linear_shared", "lizard_shared")  # states of key heads

@@ -23,7 +23,7 @@ import typer
 
 from relinear.benchmarks import command, plain_loop
 from relinear.benchmarks.training import SHAPES, STAGES, random_model, shape_of
-from relinear.draw.render import markdown
+from relinear.draw.render import titled
 from relinear.machine.distributed import REPLICA_SHARE
 from relinear.plan.plan import Plan
 from relinear.stage import job_of
@@ -113,47 +113,32 @@ def breaks(training: Training, gpus: int, memory: float) -> str:
     return "activations"
 
 
-def rows(plans: Sequence[Planned], gpus: Sequence[int], card: Card) -> list[list[str]]:
-    """A row for each training and number of GPUs."""
+def rows(plans: Sequence[Planned], gpus: Sequence[int], card: Card) -> list[dict[str, str]]:
+    """A row for each training and number of GPUs, by the titles of the table."""
     found = []
     for run, stage, alone, flops in plans:
         for n in gpus:
             fits = chosen(alone, n, card.memory) if alone.step % n == 0 else replace(alone, gpus=n)
             said = breaks(fits, n, card.memory)
             if said.startswith("the step"):
-                found.append([run, stage, str(n), "", "", "", "", "", said])
+                found.append(_row(run, stage, n, said))
                 continue
             again = fits if fits.transfer else replace(fits, recompute=True)
             seconds = bound(again if "recompute" in said else fits, flops, card)
             longest = max(seconds, key=seconds.get)
             rate = fits.step * fits.length / seconds[longest]
-            found.append(
-                [
-                    run,
-                    stage,
-                    str(n),
-                    "shards" if fits.sharded else "replicas" if n > 1 else "whole",
-                    f"{fits.total / GIB:,.0f}",
-                    "" if fits.transfer else f"{again.total / GIB:,.0f}",
-                    f"{seconds[longest]:.2f} ({longest})",
-                    f"{rate / 1000:,.1f}k",
-                    said,
-                ]
-            )
+            model = "shards" if fits.sharded else "replicas" if n > 1 else "whole"
+            recomputed = "" if fits.transfer else f"{again.total / GIB:,.0f}"
+            least = f"{seconds[longest]:.2f} ({longest})"
+            needs = (f"{fits.total / GIB:,.0f}", recomputed, least, f"{rate / 1000:,.1f}k")
+            found.append(_row(run, stage, n, said, model, *needs))
     return found
 
 
-COLUMNS = (
-    "run",
-    "step",
-    "GPUs",
-    "model",
-    "GiB a GPU",
-    "recomputed",
-    "s a step, at least",
-    "tokens/s, at most",
-    "breaks first",
-)
+def _row(run: str, step: str, gpus: int, breaks: str, *numbers: str) -> dict[str, str]:
+    titles = ("model", "GiB a GPU", "recomputed", "s a step, at least", "tokens/s, at most")
+    own = dict.fromkeys(titles, "") | dict(zip(titles, numbers, strict=False))
+    return {"run": run, "step": step, "GPUs": str(gpus), **own, "breaks first": breaks}
 
 
 def table(shape: str, gpus: Sequence[int], card: str, runs: Sequence[str] = RUNS) -> str:
@@ -165,7 +150,7 @@ def table(shape: str, gpus: Sequence[int], card: str, runs: Sequence[str] = RUNS
         for stage in STAGES
         if stage in plan.run(run).run.recipes
     ]
-    return markdown(list(COLUMNS), rows(plans, gpus, CARDS[card]))
+    return titled(rows(plans, gpus, CARDS[card]))
 
 
 def main(

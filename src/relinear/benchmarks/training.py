@@ -41,7 +41,8 @@ from relinear.benchmarks import command, plain_loop
 from relinear.benchmarks.campaign import Campaign
 from relinear.benchmarks.campaign import session as provenance
 from relinear.benchmarks.generation import SHAPES as PAPERS
-from relinear.draw.render import markdown
+from relinear.benchmarks.generation import shaped
+from relinear.draw.render import titled
 from relinear.errors import UserError
 from relinear.folders import config_of
 from relinear.linearize.graph import WARM_UP
@@ -57,28 +58,9 @@ from relinear.train import distill, finetune
 from relinear.train.room import TooLargeError
 
 SHAPES: dict[str, PreTrainedConfig] = {
-    "smollm2-135m": LlamaConfig(
-        vocab_size=49152,
-        hidden_size=576,
-        intermediate_size=1536,
-        num_hidden_layers=30,
-        num_attention_heads=9,
-        num_key_value_heads=3,
-        head_dim=64,
-        max_position_embeddings=8192,
-        tie_word_embeddings=True,
-    ),
+    "smollm2-135m": shaped(LlamaConfig, 49152, 576, 1536, 30, 9, 3, 64, 8192, tie_word_embeddings=True),
     **PAPERS,
-    "llama-3-70b": LlamaConfig(
-        vocab_size=128256,
-        hidden_size=8192,
-        intermediate_size=28672,
-        num_hidden_layers=80,
-        num_attention_heads=64,
-        num_key_value_heads=8,
-        head_dim=128,
-        max_position_embeddings=8192,
-    ),
+    "llama-3-70b": shaped(LlamaConfig, 128256, 8192, 28672, 80, 64, 8, 128, 8192),
 }
 PIECE = {"smollm2-135m": 16}  # sequences that a GPU takes at a time, where it may choose
 LARGE = 4  # the same, at any other shape
@@ -420,66 +402,42 @@ def report(record: dict) -> str:
     """The rows as Markdown tables: throughput with its ratio to one GPU, and curves with their distance from
     one GPU's."""
     rows = record["rows"]
-    header = [
-        "shape",
-        "run",
-        "stage",
-        "scaling",
-        "engine",
-        "GPUs",
-        "tokens/s",
-        "tokens/s/GPU",
-        "against 1 GPU",
-        "against the plain loop",
-        "TFLOP/s/GPU",
-        "peak GiB/GPU",
-    ]
-    cells = []
-    for row in rows:
-        if row["scaling"] != "curve":
-            what = f"{row['scaling']}, {row['sequences']} {'a GPU' if row['scaling'] == 'weak' else 'a step'}"
-            numbers = (
-                ["", "", row["error"], "", "", ""]
-                if "error" in row
-                else [
-                    f"{row['tokens_per_second']:,}",
-                    f"{row['tokens_per_second_per_gpu']:,}",
-                    _ratio(row, rows),
-                    _against_plain(row, rows),
-                    f"{row['tflops_per_gpu']:.0f}" if "tflops_per_gpu" in row else "",
-                    f"{row['peak_gib']:.1f}",
-                ]
-            )
-            cells.append(
-                [row["shape"], row["run"], row["stage"], what, row["engine"], str(row["gpus"]), *numbers]
-            )
+    speeds = [_speed(row, rows) for row in rows if row["scaling"] != "curve"]
     curves = [
-        [
-            row["run"],
-            row["stage"],
-            row["engine"],
-            str(row["gpus"]),
-            str(row["piece"]),
-            f"{row['loss'][0]:.4f}",
-            f"{row['loss'][-1]:.4f}",
-            *(f"{x:.1e}" for x in apart),
-        ]
-        for row, apart in distances(rows)
+        {
+            "run": row["run"],
+            "stage": row["stage"],
+            "engine": row["engine"],
+            "GPUs": str(row["gpus"]),
+            "piece": str(row["piece"]),
+            "first loss": f"{row['loss'][0]:.4f}",
+            "last loss": f"{row['loss'][-1]:.4f}",
+            "loss apart": f"{loss:.1e}",
+            "gradient norm apart": f"{norm:.1e}",
+        }
+        for row, (loss, norm) in distances(rows)
     ]
-    titles = [
-        "run",
-        "stage",
-        "engine",
-        "GPUs",
-        "piece",
-        "first loss",
-        "last loss",
-        "loss apart",
-        "gradient norm apart",
-    ]
-    return "\n\n".join(
-        markdown(names, lines) for names, lines in ((header, cells), (titles, curves)) if lines
-    )
+    return "\n\n".join(titled(lines) for lines in (speeds, curves) if lines)
+
+
+def _speed(row: dict, rows: list[dict]) -> dict[str, str]:
+    """A row of throughput by the titles of its table; an error stands in the place of its ratio."""
+    broken = "error" in row
+    each = "a GPU" if row["scaling"] == "weak" else "a step"
+    return {
+        "shape": row["shape"],
+        "run": row["run"],
+        "stage": row["stage"],
+        "scaling": f"{row['scaling']}, {row['sequences']} {each}",
+        "engine": row["engine"],
+        "GPUs": str(row["gpus"]),
+        "tokens/s": "" if broken else f"{row['tokens_per_second']:,}",
+        "tokens/s/GPU": "" if broken else f"{row['tokens_per_second_per_gpu']:,}",
+        "against 1 GPU": row["error"] if broken else _ratio(row, rows),
+        "against the plain loop": "" if broken else _against_plain(row, rows),
+        "TFLOP/s/GPU": f"{row['tflops_per_gpu']:.0f}" if "tflops_per_gpu" in row and not broken else "",
+        "peak GiB/GPU": "" if broken else f"{row['peak_gib']:.1f}",
+    }
 
 
 def _ratio(row: dict, rows: list[dict]) -> str:

@@ -1,7 +1,6 @@
 """The costs of generating: rows of `efficiency.csv` of `relinear.benchmarks.generation`, whose docstring says
 what is measured and how."""
 
-import csv
 import json
 import math
 from collections.abc import Sequence
@@ -11,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 import pandas as pd
 from pydantic import BaseModel
 
+from relinear.draw.beside import lines_of
 from relinear.draw.claims import Look, Value
 from relinear.draw.frame import COLUMNS
 from relinear.plan.claims import Claim, Point
@@ -69,7 +69,7 @@ def read_costs(path: Path) -> list[Row]:
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing: {MEASURES_IT} it")
     rows = []
-    for line, row in enumerate(csv.DictReader(read_committed(path).splitlines()), start=2):
+    for line, row in enumerate(lines_of(path), start=2):
         rows.append(parse(Row, {k: v or None for k, v in row.items()}, f"{path}, line {line}"))
     return sorted(rows, key=lambda row: row.at)
 

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from relinear.draw import About, Measurements
+from relinear.draw.beside import PROVENANCE, VERDICTS
 from relinear.draw.claims import Judgement, write_claims
-from relinear.draw.provenance import BESIDE, Origin, write_provenance
+from relinear.draw.provenance import Origin, write_provenance
 from relinear.draw.recipes import by_best_recipe
 from relinear.errors import UserError
 from relinear.plan.claims import Claim
@@ -43,9 +44,9 @@ def make(artefact: Artefact, measured: Measurements, about: About, out: Path) ->
     judgements = [drawn.judge(claim) for claim in artefact.spec.claims]
     drawn.write(out, judgements)
     files = {suffix: out / f"{artefact.stem}.{suffix}" for suffix in artefact.spec.suffixes}
-    _tell(files["provenance.json"], artefact, measured, about, drawn)
-    if "claims.csv" in files:
-        write_claims(files["claims.csv"], artefact, judgements)
+    _tell(files[PROVENANCE.file], artefact, measured, about, drawn)
+    if VERDICTS.file in files:
+        write_claims(files[VERDICTS.file], artefact, judgements)
     return list(files.values())
 
 
@@ -70,8 +71,8 @@ def verdicts(artefact: Artefact, measured: Measurements, about: About, out: Path
     drawn = _drawn(artefact, measured, about)
     judgements = [drawn.judge(claim) for claim in artefact.spec.claims]
     return [
-        write_claims(out / f"{artefact.stem}.claims.csv", artefact, judgements),
-        _tell(out / f"{artefact.stem}{BESIDE}", artefact, measured, about, drawn),
+        write_claims(out / f"{artefact.stem}{VERDICTS.ending}", artefact, judgements),
+        _tell(out / f"{artefact.stem}{PROVENANCE.ending}", artefact, measured, about, drawn),
     ]
 
 

@@ -13,26 +13,15 @@ from typing import Any, get_args
 
 from relinear import records
 from relinear.core import store
+from relinear.draw.beside import VERDICTS
 from relinear.draw.claims import Verdict
-from relinear.draw.quote import lines_of
-from relinear.draw.render import markdown
+from relinear.draw.render import titled
 from relinear.files import MANIFEST
 from relinear.plan.names import ROOT
 from relinear.plan.specs import Artefact, Paper, available, papers
 from relinear.plan.strict import WORKFLOW
 
 NOT_MEASURED = "not measured"
-COLUMNS = (
-    "Label",
-    "Shows",
-    "Command",
-    "Makes",
-    "Needs",
-    "Minutes",
-    "Status",
-    "Not run, and why",
-    "Published beside it",
-)
 
 
 def page(workflow: Path = WORKFLOW, reference: Path = WORKFLOW.parent / "results/reference") -> str:
@@ -48,7 +37,7 @@ def page(workflow: Path = WORKFLOW, reference: Path = WORKFLOW.parent / "results
         parts.append(f"## {_title(folder, paper)}\n")
         if own:
             rows = [_row(own[label], reference) for label in labels if label in own]
-            parts.append(markdown(COLUMNS, rows, align="left") + "\n")
+            parts.append(titled(rows, align="left") + "\n")
         if missing := [label for label in labels if label not in own]:
             parts.append(f"Missing, {len(missing)} of {len(labels)}: {', '.join(missing)}.\n")
     return "\n".join(parts)
@@ -58,19 +47,19 @@ def _title(folder: str, paper: Paper) -> str:
     return f"`{folder}`: {paper.title}" + (f" (arXiv {paper.arxiv})" if paper.arxiv else "")
 
 
-def _row(artefact: Artefact, reference: Path) -> list[str]:
+def _row(artefact: Artefact, reference: Path) -> dict[str, str]:
     minutes, device = _minutes(artefact, reference)
-    return [
-        artefact.spec.label,
-        artefact.spec.says,
-        f"`snakemake {artefact.name}`",
-        f"`{artefact.outputs(f'results/<scale>/{artefact.paper}')[0]}`",
-        _needs(artefact, device, reference),
-        minutes,
-        _status(artefact, reference),
-        artefact.spec.not_run,
-        "yes" if artefact.spec.publishes() else "no",
-    ]
+    return {
+        "Label": artefact.spec.label,
+        "Shows": artefact.spec.says,
+        "Command": f"`snakemake {artefact.name}`",
+        "Makes": f"`{artefact.outputs(f'results/<scale>/{artefact.paper}')[0]}`",
+        "Needs": _needs(artefact, device, reference),
+        "Minutes": minutes,
+        "Status": _status(artefact, reference),
+        "Not run, and why": artefact.spec.not_run,
+        "Published beside it": "yes" if artefact.spec.publishes() else "no",
+    }
 
 
 def _needs(artefact: Artefact, device: str, reference: Path) -> str:
@@ -147,9 +136,9 @@ def _status(artefact: Artefact, reference: Path) -> str:
     """The status of an artefact: the verdicts on its claims, or that it is drawn, or that it is not
     committed."""
     for where in _committed(artefact, reference):
-        place, claims = where.relative_to(reference).parts[0], where.with_name(f"{where.name}.claims.csv")
-        if artefact.spec.claims and claims.is_file():
-            found = Counter(row["verdict"] for row in lines_of(claims))
+        place = where.parents[1].name
+        if artefact.spec.claims and (told := VERDICTS.of(where)):
+            found = Counter(row["verdict"] for row in told)
             counts = [
                 f"{found[verdict]} {verdict.removesuffix(' at this scale')}"
                 for verdict in get_args(Verdict)

@@ -1,13 +1,12 @@
 """The rows of the kernels' benchmark, and the table of their ratios."""
 
-import csv
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from relinear.draw.beside import lines_of
 from relinear.draw.claims import Look, Value
-from relinear.draw.render import markdown
+from relinear.draw.render import titled
 from relinear.plan.claims import Point
-from relinear.records import read_committed
 
 COLUMNS = (
     "op",
@@ -30,26 +29,14 @@ COLUMNS = (
     "commit",
 )
 OURS, CHUNKED, FULL, SOFTMAX = "relinear", "torch chunked", "SDPA causal", "softmax attention"
-HEAD = (
-    "op",
-    "shape",
-    "mode",
-    "ms",
-    "over its floor",
-    "fastest peer",
-    "its ms",
-    "ours is faster",
-    "softmax attention, ms",
-    "faster than softmax",
-)
-Rows = list[dict[str, str]]
+Row = dict[str, str]
+Rows = list[Row]
 
 
 def read(path: Path) -> Rows:
     """The rows that have a time and no wrong output. Rows from before there was a column `commit` have an
     empty one."""
-    rows = csv.DictReader(read_committed(path).splitlines())
-    return [{"commit": "", **row} for row in rows if row["ms"] and row["valid"] in ("", "True")]
+    return [{"commit": "", **row} for row in lines_of(path) if row["ms"] and row["valid"] in ("", "True")]
 
 
 def look_at(path: Path, shape: Mapping[str, str], names: Mapping[str, tuple[str, str]]) -> Look:
@@ -90,7 +77,7 @@ def newest(*sessions: Rows) -> Rows:
     return [row for i, rows in enumerate(sessions) for row in rows if counts[place(row)] == i]
 
 
-def earlier(row: dict[str, str], rows: Sequence[dict[str, str]]) -> bool:
+def earlier(row: Row, rows: Sequence[Row]) -> bool:
     """Whether a row was measured at another commit than most rows."""
     commits = [other["commit"] for other in rows]
     return "measured at " in row["note"] or row["commit"] != max(set(commits), key=commits.count)
@@ -103,10 +90,11 @@ def ratios(rows: Rows) -> str:
     The torch forms of ours are no peers. Where softmax attention of the same shape was measured, decoding is
     held against one token of it.
     """
-    table = markdown(HEAD, compare(rows), align="left")
+    table = titled(compare(rows), align="left")
     ours = {row["op"] for row in rows if row["provider"] == OURS}
     scale = [row for row in rows if row["op"] not in ours]
-    scales = markdown(HEAD[:5], [[_name(row, rows), *_time(row)] for row in scale], align="left")
+    named = [{"op": f"{row['op']}: {row['provider']}{_mark(row, rows)}", **_time(row)} for row in scale]
+    scales = titled(named, align="left")
     marks = {
         "\\*": (any(earlier(row, rows) for row in rows), "measured at another commit than most rows"),
         "+": (
@@ -126,50 +114,42 @@ def ratios(rows: Rows) -> str:
     )
 
 
-def compare(rows: Rows) -> list[list[str]]:
-    """The cells of `HEAD` for each row of ours: its time, its fastest peer, and softmax attention."""
-    softmax = {(row["shape"], row["mode"]): row for row in rows if SOFTMAX in row["op"]}
-    return [_cells(row, rows, softmax) for row in rows if row["provider"] == OURS]
+def compare(rows: Rows) -> Rows:
+    """For each row of ours its time, its fastest peer, and softmax attention, by titles of a table."""
+    return [_compared(row, rows) for row in rows if row["provider"] == OURS]
 
 
-def _cells(row: dict[str, str], rows: Rows, softmax: dict[tuple[str, str], dict[str, str]]) -> list[str]:
-    """A row of ours: its time, its fastest peer, and softmax attention."""
-    ms, peers = (
-        float(row["ms"]),
-        [
-            r
-            for r in rows
-            if r["provider"] not in (OURS, CHUNKED) and all(r[c] == row[c] for c in ("op", "shape", "mode"))
-        ],
-    )
-    cells = [row["op"] + _mark(row, rows), *_time(row), "", "", "", "", ""]
-    if peers:
-        best = min(peers, key=lambda r: float(r["ms"]))
-        cells[5:8] = [
-            best["provider"] + _mark(best, rows),
-            f"{float(best['ms']):.4g}",
-            f"{float(best['ms']) / ms:.2f}x",
-        ]
-    if full := softmax.get((row["shape"], row["mode"])):
-        cells[8:] = [f"{float(full['ms']):.4g}" + _mark(full, rows), f"{float(full['ms']) / ms:.2f}x"]
-    return cells
+def _compared(row: Row, rows: Rows) -> Row:
+    at = [other for other in rows if all(other[c] == row[c] for c in ("shape", "mode"))]
+    peers = [peer for peer in at if peer["op"] == row["op"] and peer["provider"] not in (OURS, CHUNKED)]
+    best = min(peers, key=lambda peer: float(peer["ms"]), default=None)
+    full = next((other for other in reversed(at) if SOFTMAX in other["op"]), None)
+    return {
+        "op": row["op"] + _mark(row, rows),
+        **_time(row),
+        "fastest peer": best["provider"] + _mark(best, rows) if best else "",
+        "its ms": f"{float(best['ms']):.4g}" if best else "",
+        "ours is faster": _ratio(best, row) if best else "",
+        "softmax attention, ms": f"{float(full['ms']):.4g}{_mark(full, rows)}" if full else "",
+        "faster than softmax": _ratio(full, row) if full else "",
+    }
 
 
-def _time(row: dict[str, str]) -> list[str]:
+def _ratio(slow: Row, fast: Row, of: str = "ms") -> str:
+    return f"{float(slow['ms']) / float(fast[of]):.2f}x"
+
+
+def _time(row: Row) -> Row:
     """Shape, mode, milliseconds and how many times the floor they are."""
     once = "\u2020" if "launched" in row["note"] else ""
-    return [
-        row["shape"],
-        row["mode"],
-        f"{float(row['ms']):.4g}{once}",
-        f"{float(row['ms']) / float(row['floor_ms']):.2f}x",
-    ]
+    return {
+        "shape": row["shape"],
+        "mode": row["mode"],
+        "ms": f"{float(row['ms']):.4g}{once}",
+        "over its floor": _ratio(row, row, of="floor_ms"),
+    }
 
 
-def _name(row: dict[str, str], rows: Rows) -> str:
-    return f"{row['op']}: {row['provider']}{_mark(row, rows)}"
-
-
-def _mark(row: dict[str, str], rows: Iterable[dict[str, str]]) -> str:
+def _mark(row: Row, rows: Iterable[Row]) -> str:
     """A star for a row of another commit, a plus for one of a tree with uncommitted changes."""
     return "*" * earlier(row, list(rows)) + "+" * row["commit"].endswith("+")

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from relinear.core import store
-from relinear.draw import provenance, quote
+from relinear.draw import quote
+from relinear.draw.beside import PROVENANCE
 from relinear.draw.render import markdown
 from relinear.draw.report import records_of
 from relinear.errors import UserError
@@ -89,7 +90,7 @@ def _commits(folder: str, run: str) -> list[str]:
     """The commits that a row's measurements were made at, in the order of its columns. A plus follows one
     whose tree had uncommitted changes."""
     scale = quote.REFERENCE / folder
-    cells = provenance.of(scale / PLACE)["cells"][run].values()
+    cells = PROVENANCE.of(scale / PLACE)["cells"][run].values()
     paths = dict.fromkeys(path for origin in cells for path in records_of(origin, scale))
     made: list[dict[str, Any]] = [json.loads(store.read(path))["git"] for path in paths]
     return list(dict.fromkeys(f"`{git['commit'][:7]}`" + "+" * git["dirty"] for git in made))

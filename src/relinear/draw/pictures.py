@@ -43,9 +43,9 @@ def page(height: float, title: Iterable[str | None], caption: Iterable[str] = ()
     return figure
 
 
-def wrap(lines: Iterable[str], per_inch: int = LETTERS, width: float = WIDTH) -> str:
-    """The lines as one text, each wrapped to a width in inches, at so many letters an inch."""
-    return "\n".join(textwrap.fill(line, width=int(per_inch * width)) for line in lines)
+def wrap(lines: Iterable[str], per_inch: int = LETTERS) -> str:
+    """The lines as one text, each wrapped to a page's width, at so many letters an inch."""
+    return "\n".join(textwrap.fill(line, width=int(per_inch * WIDTH)) for line in lines)
 
 
 def saving(artefact: Artefact, figure: Callable[[], Figure]) -> Callable[[Path, Any], None]:

@@ -10,8 +10,10 @@ from pathlib import Path
 
 from relinear import records
 from relinear.core import store
-from relinear.draw import About, Measurements, provenance, spreads
+from relinear.draw import About, Measurements, spreads
+from relinear.draw.beside import PROVENANCE, TOLD
 from relinear.draw.drawing import make, verdicts
+from relinear.draw.provenance import joined
 from relinear.draw.render import paint
 from relinear.errors import UserError
 from relinear.files import MANIFEST, sha256, write_json
@@ -143,8 +145,9 @@ def _measured(plan: Plan, node: Node, address: tuple[str, str], put_aside: bool)
 
 
 def draw_committed(folder: Path, artefact: Artefact, claims: bool = False) -> list[Path]:
-    """Draw a table or figure into `<folder>/<paper>/`, write where its cells come from into the folder's
-    provenance.json, and name the files in the folder's manifest; returns them.
+    """Draw a table or figure into `<folder>/<paper>/`, write where its cells come from and the verdicts on
+    its claims into the folder's provenance.json and claims.csv, and name the files in the folder's manifest;
+    returns them.
 
     A run that the folder does not have is `not run`. A benchmark's folder has no manifest and no runs: a
     figure of its rows is drawn from these alone. Raises UserError where the folder has none of the runs or
@@ -234,15 +237,17 @@ def _elsewhere(folder: Path, artefact: Artefact) -> str:
 
 
 def _small(folder: Path, written: list[Path], claims: bool) -> list[Path]:
-    """Make drawn files small enough to commit: PNGs in 256 colours, no PDF, and the provenance in the one
-    file of the folder, where that of `claims` alone is added to their drawing's. Returns their paths."""
-    if told := provenance.of_drawings(folder, written):
-        had = provenance.committed(folder)
-        if claims:
-            told = {name: provenance.joined(had.get(name, each), each) for name, each in told.items()}
-        written = [*written, provenance.write_committed(folder, had | told)]
+    """Make drawn files small enough to commit: PNGs in 256 colours, no PDF, and what is told of drawings in
+    the one file of the folder for it, where the provenance of `claims` alone is added to their drawing's.
+    Returns their paths."""
+    for kind in TOLD:
+        told, had = kind.of_drawings(folder, written), kind.committed(folder)
+        if claims and kind is PROVENANCE:
+            told = {name: joined(had.get(name, each), each) for name, each in told.items()}
+        if told:
+            written = [*written, *kind.write(folder, had | told)]
         for name in told:
-            (folder / f"{name}{provenance.BESIDE}").unlink()
+            (folder / f"{name}{kind.ending}").unlink()
     for path in written:
         if path.suffix == ".png":
             paint(path, path)

@@ -16,7 +16,6 @@ error where an `assert` in the code no longer holds:
 would change.
 """
 
-import csv
 import difflib
 import json
 import re
@@ -28,8 +27,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
+from relinear.draw.beside import VERDICTS, lines_of
 from relinear.draw.render import NOT_DEFINED, NOT_RUN, markdown, plus_minus
 from relinear.errors import UserError
+from relinear.plan.near import possible
 from relinear.plan.strict import WORKFLOW
 from relinear.records import read_committed
 
@@ -156,12 +157,6 @@ def listed(path: str) -> list[Mapping[str, Number | str]]:
     return found
 
 
-def lines_of(file: Path) -> list[dict[str, str]]:
-    """The rows of a CSV file as texts. Raises BrokenError for a committed file that is not as it was
-    committed."""
-    return list(csv.DictReader(read_committed(file).splitlines()))
-
-
 def told(path: str) -> Any:
     """What a committed JSON file below results/reference holds. Raises UserError for one that is not there or
     holds no JSON, and BrokenError for one that is not as it was committed."""
@@ -228,8 +223,14 @@ def _text(row: Mapping[str, Number | str], column: str) -> str:
 
 
 def claims(path: str) -> list[dict[str, str]]:
-    """The rows of the claims file of a committed table or figure, in its order."""
-    return lines_of(REFERENCE / f"{path}.claims.csv")
+    """The verdicts on the claims of a committed table or figure, in their order. Raises UserError where none
+    are committed."""
+    if (found := VERDICTS.of(REFERENCE / path)) is None:
+        have = VERDICTS.committed(REFERENCE / path.partition("/")[0])
+        raise UserError(
+            f"results/reference has no verdicts of {path}; {possible(path.partition('/')[2], have)}"
+        )
+    return found
 
 
 def verdicts(path: str, whose: str | None = None) -> Counter[str]:
@@ -239,15 +240,15 @@ def verdicts(path: str, whose: str | None = None) -> Counter[str]:
 
 
 def difference(path: str, compared: str, verdict: str) -> Number:
-    """The difference, or the ratio, that a claims file has for a comparison such as `a ppl < b ppl`, with its
+    """The difference, or the ratio, that a claim has for a comparison such as `a ppl < b ppl`, with its
     error.
 
     Raises UserError where no claim makes the comparison, and where its verdict is another: a sentence that
     quotes the difference says the verdict in words.
     """
-    found = Named(f"{path}.claims.csv", {row["compared"]: row for row in claims(path)})[compared]
+    found = Named(f"claims of {path}", {row["compared"]: row for row in claims(path)})[compared]
     if found["verdict"] != verdict:
-        raise UserError(f"{path}.claims.csv: {compared!r} is {found['verdict']}, and the page says {verdict}")
+        raise UserError(f"{path}: {compared!r} is {found['verdict']}, and the page says {verdict}")
     value, error = re.search(r"(?:difference|ratio) ([^\s;]+)(?: ± ([^\s;]+))?", found["figures"]).groups()
     return Number(value, float(error) if error else None)
 

@@ -62,6 +62,12 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[str]], align: str = 
     return tabulate(list(rows), header, tablefmt="github", disable_numparse=True, colalign=columns)
 
 
+def titled(rows: Iterable[Mapping[str, str]], align: str = "right") -> str:
+    """As `markdown`, of rows that have each cell under its column's title; empty without rows."""
+    rows = list(rows)
+    return markdown(list(rows[0]), [list(row.values()) for row in rows], align) if rows else ""
+
+
 def quoted(who: str, text: str) -> str:
     """An answer under its author's name, as a Markdown quotation whose lines are shown without any markup."""
     lines = [part for line in text.splitlines() for part in textwrap.wrap(line, QUOTED) or [""]]

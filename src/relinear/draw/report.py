@@ -12,23 +12,21 @@ from pathlib import Path
 from typing import Any
 
 from relinear.core import store
-from relinear.draw import provenance
+from relinear.draw.beside import PROVENANCE, VERDICTS, lines_of
 from relinear.draw.claims import COLUMNS, tally
 from relinear.draw.deviations import objected
 from relinear.draw.index import _committed, records_behind
 from relinear.draw.provenance import Origin
-from relinear.draw.quote import lines_of
-from relinear.draw.render import NOT_RUN, markdown
+from relinear.draw.render import NOT_RUN, markdown, titled
 from relinear.errors import UserError
 from relinear.plan.specs import Artefact, Finding, Paper, available, papers
 from relinear.records import read_committed
 
 Link = Callable[[str, Path], str]  # words, a file -> the words as a link to it
 SITE = "../repository"
-CLAIMS = ("claim", "source", "tested by", "at", "whose", "verdict", "evidence", "reason")
 SHOWN = ("png", "md")  # the file that stands on the page; where there are both, the picture
 COUNTED = "- Counted: no measurement is behind it."
-LINKED = ("csv", "pdf", "claims.csv")
+LINKED = ("csv", "pdf")
 
 
 def report(root: Path) -> dict[str, tuple[str, set[str]]]:
@@ -128,51 +126,44 @@ def _claims(name: str, artefacts: list[Artefact], root: Path, link: Link) -> lis
     or once as not run.
     """
     reference, rows = root / "results/reference", []
-    of: dict[Path, Artefact] = {}  # a claims file -> what it judges
-    for artefact in artefacts:
-        of |= dict.fromkeys(claims_files(artefact, reference), artefact)
-    # a claim with its verdict, figures and reason -> the files that have it
+    of: dict[Path, Artefact] = {}  # a drawing with verdicts -> what they judge
+    # a claim with its verdict, figures and reason -> the drawings that have it
     found: dict[tuple[str, ...], list[Path]] = {}
-    for path in of:
-        for row in lines_of(path):
-            found.setdefault(tuple(row[column] for column in COLUMNS), []).append(path)
-    for result, paths in found.items():
+    for artefact in artefacts:
+        for place, lines in judged(artefact, reference).items():
+            of[place] = artefact
+            for row in lines:
+                found.setdefault(tuple(row[column] for column in COLUMNS), []).append(place)
+    for result, places in found.items():
         row = dict(zip(COLUMNS, result, strict=True))
-        if name in (row["paper"], *(of[path].paper for path in paths)):
-            where = [link(f"`{path.relative_to(reference).parts[0]}`", path) for path in paths]
-            tested = ", ".join(dict.fromkeys(of[path].spec.label for path in paths))
-            own = [row[column] for column in ("whose", "verdict", "figures", "reason")]
-            rows.append([row["claim"], row["source"], tested, ", ".join(where), *own])
+        if name in (row["paper"], *(of[place].paper for place in places)):
+            folders = dict.fromkeys(place.parents[1] for place in places)
+            where = [link(f"`{folder.name}`", folder / VERDICTS.file) for folder in folders]
+            tested = ", ".join(dict.fromkeys(of[place].spec.label for place in places))
+            about = {"tested by": tested, "at": ", ".join(where), "evidence": row["figures"]}
+            rows.append(_claim(row | about))
     tested = {artefact.name for artefact in of.values()}
     for artefact in (artefact for artefact in artefacts if artefact.name not in tested):
         for claim in artefact.spec.claims:
             if name in (claim.paper, artefact.paper):
                 published = f"published {claim.published}" if claim.published else ""
-                place = link("its spec", artefact.file)
-                rows.append(
-                    [
-                        claim.claim,
-                        claim.source,
-                        artefact.spec.label,
-                        place,
-                        claim.whose,
-                        NOT_RUN,
-                        published,
-                        artefact.spec.not_run,
-                    ]
-                )
+                about = {"tested by": artefact.spec.label, "at": link("its spec", artefact.file)}
+                about |= {"verdict": NOT_RUN, "evidence": published, "reason": artefact.spec.not_run}
+                rows.append(_claim(claim.model_dump() | {"whose": claim.whose} | about))
     if not rows:
         return []
-    verdicts = [row[CLAIMS.index("verdict")] for row in rows]
+    verdicts = [row["verdict"] for row in rows]
     said = (
         f"{tally(verdicts)}, {verdicts.count(NOT_RUN)} {NOT_RUN}. A claim that was tested several times"
         " stands there for each result."
     )
-    return [
-        "## Claims",
-        said,
-        markdown(CLAIMS, [[cell.replace("|", "\\|") for cell in row] for row in rows], align="left"),
-    ]
+    return ["## Claims", said, titled(rows, align="left")]
+
+
+def _claim(told: Mapping[str, Any]) -> dict[str, str]:
+    """A row of a page's claims."""
+    titles = ("claim", "source", "tested by", "at", "whose", "verdict", "evidence", "reason")
+    return {title: told[title].replace("|", "\\|") for title in titles}
 
 
 def places_of(artefact: Artefact, reference: Path) -> Iterator[Path]:
@@ -182,13 +173,12 @@ def places_of(artefact: Artefact, reference: Path) -> Iterator[Path]:
             yield place
 
 
-def claims_files(artefact: Artefact, reference: Path) -> list[Path]:
-    """The committed verdicts on an artefact's claims, those beside its drawings first. Of a figure whose
-    weights are not committed there may be the verdicts alone."""
-    name = f"{artefact.stem}.claims.csv"
-    drawn = [place.with_name(name) for place in places_of(artefact, reference)]
-    alone = [file for file in sorted(reference.glob(f"*/{artefact.paper}/{name}")) if file not in drawn]
-    return [file for file in (*drawn, *alone) if file.is_file()]
+def judged(artefact: Artefact, reference: Path) -> dict[Path, list[dict[str, str]]]:
+    """The committed verdicts on an artefact's claims by the place of its drawing, those of drawings that are
+    committed first. Of a figure whose weights are not committed there may be the verdicts alone."""
+    every = [file.parent for file in sorted(reference.glob(f"*/{VERDICTS.file}"))]
+    places = [*places_of(artefact, reference), *(of / artefact.paper / artefact.stem for of in every)]
+    return {place: lines for place in dict.fromkeys(places) if (lines := VERDICTS.of(place))}
 
 
 def _place(artefact: Artefact, place: Path, root: Path, link: Link) -> Iterator[str]:
@@ -197,8 +187,9 @@ def _place(artefact: Artefact, place: Path, root: Path, link: Link) -> Iterator[
     yield f"### In `{folder}`"
     scale = root / "results/reference" / folder
     files = {suffix: place.with_name(f"{place.name}.{suffix}") for suffix in (*SHOWN, *LINKED)}
-    files[provenance.FILE] = scale / provenance.FILE
-    told = provenance.of(place)
+    files |= {PROVENANCE.file: scale / PROVENANCE.file}
+    files |= {VERDICTS.file: scale / VERDICTS.file} if VERDICTS.of(place) else {}
+    told = PROVENANCE.of(place) or {}
     records = {
         row: {column: records_of(origin, scale) for column, origin in cells.items()}
         for row, cells in told.get("cells", {}).items()

@@ -5,12 +5,14 @@ docs/claims.md shows `page` (relinear.draw.quote writes it); `relinear claims` p
 claims.
 """
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, get_args
 
+from relinear.draw.beside import VERDICTS
 from relinear.draw.claims import (
     BY_CHANCE,
     STANDARD_ERRORS,
@@ -19,9 +21,8 @@ from relinear.draw.claims import (
     Verdict,
     compared,
 )
-from relinear.draw.quote import lines_of
-from relinear.draw.render import markdown, number
-from relinear.draw.report import claims_files
+from relinear.draw.render import markdown, number, titled
+from relinear.draw.report import judged
 from relinear.errors import UserError
 from relinear.plan.specs import Artefact, available, papers
 from relinear.plan.strict import WORKFLOW
@@ -50,17 +51,6 @@ BY_ITEMS = "within error of the items alone"
 WITHIN = re.compile(rf"(\S+) ± \S+(?: \(paired\))? is {WITHIN_ERROR} of (\S+?)(?:;|$)")
 UNTESTED_KINDS = (*list(KINDS.values())[:-1], BY_TRAININGS, BY_ITEMS, NO_NUMBER, NO_ROW)
 MEASURED = re.compile(r"(?:difference|ratio) \S+(?: ± \S+)?")
-COLUMNS = (
-    "Claim",
-    "Where",
-    "Compared",
-    "Published",
-    "Verdict",
-    "Error: items, trainings",
-    "Trainings",
-    "Reason",
-    "In",
-)
 
 
 class Stated(NamedTuple):
@@ -149,9 +139,7 @@ def stated(root: Path = ROOT) -> list[Stated]:
 
 def _of(artefact: Artefact, reference: Path) -> Iterator[Stated]:
     """The paper's own claims of a table or figure, with the rows of all folders that have it."""
-    rows = [
-        (file.parents[1].name, row) for file in claims_files(artefact, reference) for row in lines_of(file)
-    ]
+    rows = [(place.parents[1].name, row) for place, own in judged(artefact, reference).items() for row in own]
     for claim in artefact.spec.claims:
         if not claim.ours:
             own = tuple((folder, row) for folder, row in rows if row["claim"] == claim.claim)
@@ -171,8 +159,8 @@ def _of(artefact: Artefact, reference: Path) -> Iterator[Stated]:
 def asked(reference: Path) -> list[dict[str, str]]:
     """The results on questions of our own, proxies among them, each once."""
     seen: dict[tuple[str, ...], dict[str, str]] = {}
-    for path in sorted(reference.rglob("*claims.csv")):
-        for row in lines_of(path):
+    for file in sorted(reference.glob(f"*/{VERDICTS.file}")):
+        for row in itertools.chain.from_iterable(VERDICTS.committed(file.parent).values()):
             if row["whose"] != "paper":
                 seen.setdefault((row["compared"], _measured(row) or row["claim"], row["verdict"]), row)
     return list(seen.values())
@@ -246,24 +234,24 @@ def reasons(claims: Sequence[Stated]) -> str:
     )
 
 
-def _cells(claim: Stated) -> list[str]:
+def _cells(claim: Stated) -> dict[str, str]:
     folder, row = claim.told or ("", {})
     errors = (
         [number(float(row[part])) for part in ("error_items", "error_training")] if row.get("error") else []
     )
     where = ", ".join(dict.fromkeys(filter(None, (claim.source, *claim.labels))))
-    cells = (
-        claim.claim,
-        where,
-        claim.compared,
-        claim.published,
-        claim.verdict,
-        ", ".join(errors),
-        row.get("trainings", ""),
-        claim.reason,
-        folder,
-    )
-    return [cell.replace("|", "\\|") for cell in cells]
+    cells = {
+        "Claim": claim.claim,
+        "Where": where,
+        "Compared": claim.compared,
+        "Published": claim.published,
+        "Verdict": claim.verdict,
+        "Error: items, trainings": ", ".join(errors),
+        "Trainings": row.get("trainings", ""),
+        "Reason": claim.reason,
+        "In": folder,
+    }
+    return {title: cell.replace("|", "\\|") for title, cell in cells.items()}
 
 
 def page(root: Path = ROOT) -> str:
@@ -281,25 +269,22 @@ def page(root: Path = ROOT) -> str:
                 untested = "" if kind in judged else "Not tested: "
                 parts += [
                     f"### {untested}{kind} ({name}, {len(of_kind)})",
-                    markdown(COLUMNS, of_kind, align="left"),
+                    titled(of_kind, align="left"),
                 ]
     return "\n\n".join(parts)
 
 
-def named(paper: str | None, verdict: str | None, root: Path = ROOT) -> None:
-    """Raises UserError for a paper that makes no claims here, and for a verdict that there is not."""
-    have = list(dict.fromkeys(claim.paper for claim in stated(root)))
+def listed(paper: str | None = None, verdict: str | None = None) -> Iterator[str]:
+    """The totals in plain text, or, where a paper or a verdict is named, the claims of it, a line each.
+    Raises UserError for a paper that makes no claims here, and for a verdict that there is not."""
+    claims = stated()
+    have = list(dict.fromkeys(claim.paper for claim in claims))
     if paper is not None and paper not in have:
         raise UserError(f"no paper {paper!r} makes claims; have {', '.join(have)}")
     if verdict is not None and verdict not in (*get_args(Verdict), BOTH):
         raise UserError(f"no verdict {verdict!r}; have {', '.join((*get_args(Verdict), BOTH))}")
-
-
-def listed(paper: str | None = None, verdict: str | None = None, root: Path = ROOT) -> Iterator[str]:
-    """The totals in plain text, or, where a paper or a verdict is named, the claims of it, a line each."""
-    claims = stated(root)
     if paper is None and verdict is None:
-        yield from (totals(claims, asked(root / "results/reference")), "", reasons(claims))
+        yield from (totals(claims, asked(ROOT / "results/reference")), "", reasons(claims))
         return
     for claim in claims:
         if paper in (None, claim.paper) and verdict in (None, claim.verdict):

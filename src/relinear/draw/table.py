@@ -167,7 +167,7 @@ def _markdown(
     if below and (without := [f"`{row.line.name}`" for row in rows if spec.published(row.line.name) is None]):
         lines.append(f"- Nothing published stands here beside: {', '.join(without)}.")
     if judgements:
-        lines.append(f"- {_counts(spec, judgements)} (`{artefact.stem}.claims.csv`).")
+        lines.append(f"- {_counts(spec, judgements)}.")
     return "\n".join(lines).rstrip("\n") + "\n"
 
 

@@ -11,7 +11,7 @@ import functools
 import os
 import shlex
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,10 @@ def metrics() -> list[str]:
     return sorted(p.stem for p in folder.glob("*.py") if not p.stem.startswith("_") and p.stem != "run")
 
 
+# what a plan keeps of its answers: no part of what it is made from
+found_once = partial(field, init=False, repr=False, compare=False, default_factory=dict)
+
+
 @dataclass(frozen=True)
 class Plan:
     """A scale with a user's choices. `results` is the folder that all scales write under."""
@@ -62,6 +66,10 @@ class Plan:
     device: str | None = None
     results: Path = Path("results")
     workflow: Path = WORKFLOW
+    _resolved: dict[str, Resolved] = found_once()
+    _works: dict[Node, Work] = found_once()
+    _keys: dict[Node, str] = found_once()
+    _checked: set[Node] = found_once(default_factory=set)
 
     # --- the catalogue ---
 
@@ -133,10 +141,6 @@ class Plan:
             self._resolved[name] = Resolved(name, self.runs[base].of(self.models[begins]), begins, seed)
         return self._resolved[name]
 
-    @functools.cached_property
-    def _resolved(self) -> dict[str, Resolved]:
-        return {}
-
     def _parts(self, name: str) -> tuple[str, str | None, int]:
         """The entry of runs.yaml, the model and the seed that a run's name says."""
         part = None if name in self.runs else DERIVED.fullmatch(name)
@@ -177,11 +181,8 @@ class Plan:
     def chain(self, run: str, before: str | None = None) -> list[LinkNodes]:
         """The methods and steps behind a run, from its model on; `before` ends it ahead of that step of the
         run itself."""
-        return self._chain(run, self._steps(run, before))
-
-    def _steps(self, run: str, before: str | None) -> list[str]:
         steps = list(self.run(run).run.recipes)
-        return steps[: steps.index(before)] if before in steps else steps
+        return self._chain(run, steps[: steps.index(before)] if before in steps else steps)
 
     def _chain(self, name: str, steps: list[str]) -> list[LinkNodes]:
         run, links = self.run(name).run, []
@@ -322,10 +323,6 @@ class Plan:
             self._works[node] = replace(work, settings={**work.settings, "assets": identities})
         return self._works[node]
 
-    @functools.cached_property
-    def _works(self) -> dict[Node, Work]:
-        return {}
-
     def settings(self, node: Node) -> dict[str, Any]:
         """The settings of a node's work, and the assets it reads: plain data, part of the key."""
         return self.work(node).settings
@@ -355,10 +352,6 @@ class Plan:
             }
             self._keys[node] = digest(counted)
         return self._keys[node]
-
-    @functools.cached_property
-    def _keys(self) -> dict[Node, str]:
-        return {}
 
     def finished(self, node: Node) -> Path | None:
         """The folder of a node whose result is there as this plan would make it; None where it is not, or
@@ -567,10 +560,6 @@ class Plan:
         except ConfigError as error:
             raise ConfigError(f"{where}: {error}" if where else str(error)) from None
         self._checked.add(node)
-
-    @functools.cached_property
-    def _checked(self) -> set[Node]:
-        return set()
 
     def check_processes(self, node: Node, processes: int) -> None:
         """Raise ConfigError for a node that cannot be the work of this many processes."""

@@ -3,9 +3,10 @@ that can be made again.
 
 The record, metrics, curve and items of every finished node go into the folder's store
 (`relinear.core.store`), a few parquet files, and so do the attention weights and gates that a figure shows:
-each figure can be drawn again. Beside them lie tables and figures, one provenance.json of all of these, and
-adapters and the parameters that a method added of the headline table's rows. Left behind are whole models,
-corpora, activations, checkpoints, logs, and PDFs that have a PNG beside them. What is kept is made smaller:
+each figure can be drawn again. Beside them lie tables and figures, one provenance.json and one claims.csv of
+all of these, and adapters and the parameters that a method added of the headline table's rows. Left behind
+are whole models, corpora, activations, checkpoints, logs, and PDFs that have a PNG beside them. What is kept
+is made smaller:
 
 - a curve has at most `LINES` + 1 lines;
 - items lack scores and targets but in the headline table's rows, and texts of data that may not be
@@ -27,7 +28,7 @@ from typing import Any
 
 from relinear import records
 from relinear.core import store
-from relinear.draw import provenance
+from relinear.draw.beside import PROVENANCE, TOLD, Beside
 from relinear.draw.render import paint
 from relinear.errors import UserError
 from relinear.files import MANIFEST, folder_aside, sha256, write_json
@@ -52,7 +53,9 @@ OF_FIGURE = {"weights.safetensors", "points.safetensors", "parts.safetensors"}
 EMPTY = 16  # bytes of such a file without a tensor
 LARGEST_OF_FIGURE = 2_000_000  # bytes of one of them that are worth committing
 METHOD, ADAPTER = "method.safetensors", "adapter/adapter_model.safetensors"
-STORED = {*store.FILES, store.TENSORS, provenance.FILE}  # what other files are packed into
+# what other files are packed into
+STORED = {*store.FILES, store.TENSORS, *(kind.file for kind in TOLD)}
+ENDINGS = tuple(kind.ending for kind in TOLD)  # of files beside drawings
 WEIGHTS = {METHOD, ADAPTER, "adapter/adapter_config.json"}  # of a step of a headline row
 RENDERED = {".csv", ".md", ".png", ".pdf"}
 
@@ -90,7 +93,7 @@ def export(
         name
         for name in before["files"]
         if name not in {*kept, *STORED}
-        and not name.endswith(provenance.BESIDE)
+        and not name.endswith(ENDINGS)
         and not nodes.keys() & {p.as_posix() for p in Path(name).parents}
     ]
     changed = {name: how for name, how in before["changed"].items() if name in older}
@@ -102,9 +105,9 @@ def export(
                 out if add else scratch, {name: _packed(folder, rows) for name, folder in nodes.items()}
             ),
         )
-        drawn = provenance.of_drawings(results, _files(results))
-        if told := (_told(out, before["files"]) if add else {}) | drawn:
-            provenance.write_committed(scratch, told)
+        drawn, had = _beside(results, [*_files(results)]), _told(out, before["files"]) if add else {}
+        for kind in TOLD:
+            kind.write(scratch, had.get(kind, {}) | drawn[kind])
         for name, source in kept.items():
             (scratch / name).parent.mkdir(parents=True, exist_ok=True)
             if (change := _change(source)) is None:
@@ -132,15 +135,16 @@ def repack(folder: Path | str, without: Collection[str] = ()) -> dict[str, int]:
     manifest = {"changed": {}, **records.read_manifest(folder / MANIFEST)}
     nodes, files = store.opened(folder).all(), {name: folder / name for name in manifest["files"]}
     told = _told(folder, files)
+    drawings = dict.fromkeys(name for of in told.values() for name in of)
     for name in without:
-        if not any(_is_of(each, [name]) for each in (*nodes, *told)):
+        if not any(_is_of(each, [name]) for each in (*nodes, *drawings)):
             raise UserError(
-                f"{folder} has neither node nor drawing {name!r}; {possible(name, (*told, *nodes))}"
+                f"{folder} has neither node nor drawing {name!r}; {possible(name, (*drawings, *nodes))}"
             )
-    gone = {name for name in (*nodes, *told) if _is_of(name, without)}
+    gone = {name for name in (*nodes, *drawings) if _is_of(name, without)}
     nodes = {name: each for name, each in nodes.items() if name not in gone}
-    told = {name: each for name, each in told.items() if name not in gone}
-    _require_whole(folder, gone, nodes, told)
+    told = {kind: {name: each for name, each in of.items() if name not in gone} for kind, of in told.items()}
+    _require_whole(folder, gone, nodes, told[PROVENANCE])
     for name, each in nodes.items():
         loose = {file: folder / name / file for file in OF_FIGURE if f"{name}/{file}" in files}
         tensors = (each.tensors or {}) | {file: path.read_bytes() for file, path in loose.items()}
@@ -150,7 +154,7 @@ def repack(folder: Path | str, without: Collection[str] = ()) -> dict[str, int]:
         name
         for name in files
         if name not in taken
-        and not name.endswith(provenance.BESIDE)
+        and not name.endswith(ENDINGS)
         and not _is_of(name, without)
         and not (name.count("/") == 1 and _is_of(name.partition(".")[0], without))
     ]
@@ -160,18 +164,23 @@ def repack(folder: Path | str, without: Collection[str] = ()) -> dict[str, int]:
             _copy(folder, [name for name in STORED if name in files], scratch)
         else:
             store.write(scratch, nodes)
-        (scratch / provenance.FILE).unlink(missing_ok=True)
-        if told:
-            provenance.write_committed(scratch, told)
+        for kind in TOLD:
+            (scratch / kind.file).unlink(missing_ok=True)
+            kind.write(scratch, told[kind])
         changed = {name: how for name, how in manifest["changed"].items() if name in older}
         return _closed(scratch, manifest["scale"], changed)
 
 
-def _told(folder: Path, files: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """The provenance of all drawings of a committed folder with these files, also of those that have it
-    beside them, as earlier versions left it."""
-    beside = provenance.of_drawings(folder, [folder / name for name in files])
-    return beside | provenance.committed(folder)
+def _told(folder: Path, files: Iterable[str]) -> dict[Beside, dict[str, Any]]:
+    """What is told of all drawings of a committed folder with these files, also of those that have it beside
+    them, as earlier versions left it."""
+    beside = _beside(folder, [folder / name for name in files])
+    return {kind: beside[kind] | kind.committed(folder) for kind in TOLD}
+
+
+def _beside(folder: Path, files: Collection[Path]) -> dict[Beside, dict[str, Any]]:
+    """What these files in a folder tell of the drawings that they lie beside."""
+    return {kind: kind.of_drawings(folder, files) for kind in TOLD}
 
 
 def _is_of(name: str, places: Collection[str]) -> bool:
@@ -196,11 +205,11 @@ def _require_whole(
         }
         for name, each in nodes.items()
     }
-    for file in sorted(folder.resolve().parent.glob(f"*/{provenance.FILE}")) if gone else ():
+    for file in sorted(folder.resolve().parent.glob(f"*/{PROVENANCE.file}")) if gone else ():
         if (other := file.parent) != folder.resolve():
             behind |= {
                 f"{name} of {other.name}": {_named(each, folder.resolve().name) for each in of["sources"]}
-                for name, of in provenance.committed(other).items()
+                for name, of in PROVENANCE.committed(other).items()
             }
     for name, of in behind.items():
         if lost := of & gone:
@@ -319,7 +328,7 @@ def _kept(results: Path, rows: set[str]) -> Iterator[tuple[str, Path]]:
         name, node = path.relative_to(results).as_posix(), next((p for p in path.parents if p in nodes), None)
         if node is None:
             redrawn = path.suffix == ".pdf" and path.with_suffix(".png").is_file()
-            if path.suffix in RENDERED and not redrawn:
+            if path.suffix in RENDERED and not redrawn and not name.endswith(ENDINGS):
                 yield name, path
         elif path.relative_to(node).as_posix() in WEIGHTS and node.parent.name in rows:
             yield name, path

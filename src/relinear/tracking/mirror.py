@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from relinear import records
 from relinear.core import store as nodes
-from relinear.draw import provenance
+from relinear.draw.beside import PROVENANCE, TOLD
 from relinear.errors import UserError
 from relinear.files import MANIFEST
 from relinear.plan.names import SEED
@@ -358,7 +358,7 @@ def _drawn(root: Path, but: Collection[Path] = ()) -> dict[str, dict[Path, str]]
     """By experiment, the files of the tables and figures below `root`, those below `but` left out, and the
     folder of each, relative to `root`."""
     found: dict[str, dict[Path, str]] = {}
-    for path in (*files_below(root, f"*{provenance.BESIDE}"), *files_below(root, provenance.FILE)):
+    for path in (*files_below(root, f"*{PROVENANCE.ending}"), *files_below(root, PROVENANCE.file)):
         if store.ARTIFACTS in path.parts or any(parent in but for parent in path.parents):
             continue
         try:
@@ -367,7 +367,7 @@ def _drawn(root: Path, but: Collection[Path] = ()) -> dict[str, dict[Path, str]]
             print(f"{error}; what it tells of is left out", file=sys.stderr)
             continue
         for place, of in drawings.items():
-            files = [*sorted(place.parent.glob(f"{place.name}.*")), path]
+            files = [*sorted(place.parent.glob(f"{place.name}.*")), *(path.with_name(k.file) for k in TOLD)]
             found.setdefault(of, {}).update(
                 {
                     file: file.parent.relative_to(root.resolve()).as_posix()
@@ -382,12 +382,12 @@ def _of_drawings(path: Path, root: Path) -> dict[Path, str]:
     """The drawings `<folder>/<stem>` of a scale that a file of provenance tells of: the one beside it, or all
     in a folder of committed results; and the experiment of each. Raises BrokenError."""
     told = records.read_json(path)
-    if path.name != provenance.FILE:
+    if path.name != PROVENANCE.file:
         require(Provenance, told, path)
         scale, first = told.get("scale"), path.relative_to(root).parts[0]
         # results of another budget or seed
         of = first if scale and first.startswith((f"{scale}-x", f"{scale}-seed")) else scale
-        return {path.with_name(path.name.removesuffix(provenance.BESIDE)): of} if of else {}
+        return {path.with_name(path.name.removesuffix(PROVENANCE.ending)): of} if of else {}
     for name, each in told.items():
         require(Provenance, each, path)
         if not all(map(NAME.fullmatch, name.split("/"))):
@@ -403,7 +403,7 @@ def _log_tables(client: Any, experiment: str, root: str, drawn: dict[Path, str])
         says = (
             "Tables, figures and the verdicts on papers' claims, as artifacts. `.provenance.json` beside each"
             " leads from a cell to its run.json. Of committed results one provenance.json tells of all, and"
-            " leads to their nodes."
+            " leads to their nodes, and one claims.csv has all verdicts."
         )
         found = client.create_run(
             experiment,

@@ -8,10 +8,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from relinear.core import store
-from relinear.draw import provenance
+from relinear.draw.beside import PROVENANCE, lines_of
 from relinear.draw.claims import Value
 from relinear.draw.pictures import page
-from relinear.draw.quote import SHOWN_AS, lines_of
+from relinear.draw.quote import SHOWN_AS
 from relinear.draw.render import NOT_RUN, count
 from relinear.draw.style import lines
 from relinear.records import read_committed
@@ -58,7 +58,7 @@ def figure(spec, measured, about) -> Figure:
 
 def teacher_of(table: Path) -> str:
     """The model that the runs of a committed table begin with, as the record behind its first cell says."""
-    place, _, node = next(iter(provenance.of(table.with_suffix(""))["sources"])).partition("#")
+    place, _, node = next(iter(PROVENANCE.of(table.with_suffix(""))["sources"])).partition("#")
     folder = Path(place).parent / node if node else Path(place).parent
     record = json.loads(store.read(folder / "run.json"))
     return Path(record["parents"]["model"]["path"]).name

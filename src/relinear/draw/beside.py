@@ -1,0 +1,98 @@
+"""What is told of a drawing beside its files: where its cells come from, and the verdicts on its claims.
+
+In one's own results each lies beside the drawing, as `<stem>.provenance.json` and `<stem>.claims.csv`. In a
+folder of committed results each is one file of all drawings, by `<paper>/<stem>`.
+"""
+
+import csv
+import json
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from relinear.draw.render import write_csv, write_text
+from relinear.records import read_committed, read_json, require_committed
+
+Line = dict[str, str]
+DRAWING = "drawing"  # the first column of the verdicts of all drawings
+
+
+class Beside(NamedTuple):
+    """A file of all drawings in a folder of committed results.
+
+    `read` and `read_all` give what the file beside one drawing holds, and by drawing what the one file holds.
+    `write_all` writes the one file. What is committed is read as it was committed, else BrokenError is
+    raised.
+    """
+
+    file: str
+    read: Callable[[Path], Any]
+    read_all: Callable[[Path], dict[str, Any]]
+    write_all: Callable[[Path, Mapping[str, Any]], None]
+
+    @property
+    def ending(self) -> str:
+        """The end of the name of the file beside a drawing, after its stem."""
+        return f".{self.file}"
+
+    def committed(self, folder: Path) -> dict[str, Any]:
+        """What the one file of a folder holds, by `<paper>/<stem>`; empty without the file."""
+        if not (file := folder / self.file).is_file():
+            return {}
+        require_committed(file)
+        return self.read_all(file)
+
+    def of(self, place: Path) -> Any:
+        """What is told of the drawing `<folder>/<paper>/<stem>`, beside it or in the folder's one file; None
+        where neither has it."""
+        own = place.with_name(place.name + self.ending)
+        if own.is_file():
+            require_committed(own)
+            return self.read(own)
+        return self.committed(place.parents[1]).get(f"{place.parent.name}/{place.name}")
+
+    def of_drawings(self, folder: Path, files: Iterable[Path]) -> dict[str, Any]:
+        """As `committed`, of those among these files in the folder that lie beside a drawing."""
+        return {
+            path.relative_to(folder).as_posix().removesuffix(self.ending): self.read(path)
+            for path in files
+            if path.name.endswith(self.ending)
+        }
+
+    def write(self, folder: Path, told: Mapping[str, Any]) -> list[Path]:
+        """Write the one file of a folder, or none where nothing is told; returns it."""
+        if not told:
+            return []
+        self.write_all(folder / self.file, dict(sorted(told.items())))
+        return [folder / self.file]
+
+
+def _write_json(path: Path, told: Mapping[str, Any]) -> None:
+    write_text(path, json.dumps(told, indent=1) + "\n")
+
+
+def lines_of(file: Path) -> list[Line]:
+    """The rows of a CSV file as texts. Raises BrokenError for a committed file that is not as it was
+    committed."""
+    return list(csv.DictReader(read_committed(file).splitlines()))
+
+
+def _lines(file: Path) -> list[Line]:
+    return list(csv.DictReader(file.read_text(encoding="utf-8").splitlines()))
+
+
+def _by_drawing(file: Path) -> dict[str, list[Line]]:
+    found: dict[str, list[Line]] = {}
+    for line in _lines(file):
+        found.setdefault(line.pop(DRAWING), []).append(line)
+    return found
+
+
+def _write_lines(path: Path, told: Mapping[str, list[Line]]) -> None:
+    lines = [{DRAWING: drawing} | line for drawing, own in told.items() for line in own]
+    write_csv(path, list(dict.fromkeys(column for line in lines for column in line)), lines)
+
+
+PROVENANCE = Beside("provenance.json", read_json, read_json, _write_json)
+VERDICTS = Beside("claims.csv", _lines, _by_drawing, _write_lines)
+TOLD = (PROVENANCE, VERDICTS)
