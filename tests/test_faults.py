@@ -40,8 +40,10 @@ from test_stage import Mirror
 
 from relinear.draw.planned import draw_planned
 from relinear.errors import UserError
-from relinear.plan.plan import from_cli
+from relinear.machine.disk import require_possible
+from relinear.plan.plan import Plan, from_cli
 from relinear.plan.strict import WORKFLOW, ConfigError
+from relinear.plan.targets import places
 from relinear.records import drawn_otherwise, set_aside
 from relinear.retime import retime
 from relinear.tracking.committed import export
@@ -252,6 +254,23 @@ def test_the_log_of_the_campaign_has_what_it_must_reach():
     damaged = [outcome for outcome in log if ": " not in outcome.case and outcome.case.split()[-1] in DAMAGES]
     refused = [outcome for outcome in log if outcome.what == CLEAR and ": " in outcome.case]
     assert {name for name, _ in upsets.names(60)} <= upset and len(damaged) >= 100 and len(refused) >= 300
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["comparison", "models", "models/tiny", "text/stories@tiny", "runs", "runs/lizard", "runs/lizard/gate"],
+)
+def test_a_file_in_the_place_of_a_folder_of_results_is_named_and_others_may_lie_there(tmp_path, name):
+    plan = Plan(scale="smoke", results=tmp_path)
+    for other in ("runs/lizard/notes.txt", "runs/notes.txt", "models/.DS_Store"):
+        (plan.root / other).parent.mkdir(parents=True, exist_ok=True)
+        (plan.root / other).write_text("")
+    require_possible(*places(plan))
+    shutil.rmtree(plan.root / name, ignore_errors=True)
+    (plan.root / name).parent.mkdir(parents=True, exist_ok=True)
+    (plan.root / name).write_text("")
+    with pytest.raises(UserError, match=f"smoke/{name} is a file, and a folder is needed there"):
+        require_possible(*places(plan))
 
 
 # --- tables read no number that its record does not name ---

@@ -421,6 +421,7 @@ BEGUN_KINDS = [
     Begun("a file for .snakemake", a_file_at(".snakemake"), IN_THE_WAY),
     Begun("a file for the logs", a_file_at("results/smoke/logs"), IN_THE_WAY),
     Begun("a file for a work folder", a_file_at(f"results/smoke/.work/{RUN}.{LAST[0]}"), IN_THE_WAY),
+    Begun("a file for a step's folder", a_file_at(f"results/smoke/runs/{RUN}/{LAST[0]}"), IN_THE_WAY),
     Begun("no locks", failing("flock", "ENOLCK"), "No locks available"),
     Begun("a failing disk", failing("fsync", "EIO"), "Input/output error"),
     Begun("modules in libraries' places", shadowed),

@@ -43,7 +43,7 @@ from relinear.machine.disk import make_writable, require_possible
 from relinear.machine.interrupt import OneLine
 from relinear.plan.code import code_hash
 from relinear.plan.plan import from_cli
-from relinear.plan.targets import check_target, explain_target
+from relinear.plan.targets import check_target, explain_target, places
 from relinear.records import (
     drawing,
     drawn_early,
@@ -59,9 +59,9 @@ logger.addFilter(OneLine())
 try:
     plan = from_cli(config, workflow=REPOSITORY / "workflow")
     plan.check_choices()
-    # Snakemake's own folders, which it makes after this, and those of the logs.
+    # Snakemake's own folders, which it makes after this, those of the logs, and those of results: it ends with a traceback where a file stands there.
     own = (Path(".snakemake", name) for name in ("metadata", "incomplete", "locks"))
-    require_possible(*own, plan.root / "logs", plan.results / "logs")
+    require_possible(*own, plan.root / "logs", plan.results / "logs", *places(plan))
 except UserError as error:
     raise WorkflowError(str(error)) from None
 

@@ -1,6 +1,6 @@
 """A guess at what was meant by a target of `snakemake` that no rule makes."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -55,6 +55,20 @@ def shown_by(target: str, plan: Plan) -> list[Artefact]:
         for a in every.values()
         if target in (a.name, a.paper) or target in a.outputs(plan.out(a).as_posix())
     ]
+
+
+def places(plan: Plan) -> Iterator[Path]:
+    """Where the results of a scale have folders: those of papers and of kinds of data, and what stands in the
+    place of a model, of data, of a run or of one of its steps."""
+    yield from {plan.out(artefact) for artefact in plan.artefacts.values()}
+    made = (stages.stage(name).folder(Node(name, "any")) for name in stages.available() if name != MEASURE)
+    kinds = {plan.root / Path(folder).parts[0] for folder in made}
+    yield from kinds
+    known = {*plan.models, *plan.catalogue, *plan.runs}
+    for kind in kinds:
+        yield from (path for path in kind.glob("*") if path.name in known or "@" in path.name)
+    steps = {*stages.training(), *plan.measures}
+    yield from (path for path in plan.root.glob("runs/*/*") if path.name in steps)
 
 
 def check_target(target: str, plan: Plan) -> None:
