@@ -65,7 +65,7 @@ COLUMNS = (
 
 class Stated(NamedTuple):
     """A claim, by whom, which labels test it, and the rows that claims files have of it, with the folder of
-    each. `why`: without rows, the reason."""
+    each. `why`: without rows, the reason. `bound`: `ours` if the paper does not print its margin or ratio."""
 
     paper: str
     claim: str
@@ -75,6 +75,7 @@ class Stated(NamedTuple):
     published: str
     rows: tuple[tuple[str, dict[str, str]], ...]
     why: str = ""
+    bound: str | None = None
 
     @property
     def told(self) -> tuple[str, dict[str, str]] | None:
@@ -165,6 +166,7 @@ def _of(artefact: Artefact, reference: Path) -> Iterator[Stated]:
                 claim.published or "",
                 own,
                 artefact.spec.not_run,
+                claim.margin_by,
             )
 
 
@@ -255,7 +257,7 @@ def _cells(claim: Stated) -> list[str]:
     cells = (
         claim.claim,
         where,
-        claim.compared,
+        f"{claim.compared}{', a bound of ours' if claim.bound else ''}",
         claim.published,
         claim.verdict,
         ", ".join(errors),
