@@ -586,7 +586,15 @@ def test_a_share_that_is_computed_from_single_trainings_has_their_spread_in_its_
     share = Value(
         100 * 78 / room, 0.5, "share", behind=((100 / room, ours), (-100 * 78 / room**2, theirs)), trainings=1
     )
-    claim = Claim(claim="recovers", source="section 1", left="share", column="recovered", op=">", ratio=99)
+    claim = Claim(
+        claim="recovers",
+        source="section 1",
+        left="share",
+        column="recovered",
+        op=">",
+        ratio=99,
+        margin_by="ours",
+    )
     assert judge(claim, lambda _: share).verdict == "reproduced", "by its items alone"
     judged = judge(claim, lambda _: share, spreads=spreads)
     assert judged.verdict == "not tested" and "within error" in judged.reason
@@ -603,6 +611,7 @@ RECIPES = {
     "left": "a",
     "column": "ar",
     "one_of": "the best of eight",
+    "margin_by": "ours",
 }
 
 
@@ -774,7 +783,7 @@ def test_both_sides_of_several_recipes_are_judged_where_no_better_recipe_of_eith
     op, margin, left, right, best, verdict
 ):
     values = {"a": Value(left, 0.05, "a"), "b": Value(right, 0.05, "b")}
-    claim = Claim(**RECIPES, op=op, right="b", margin=margin, margin_by="ours")
+    claim = Claim(**RECIPES, op=op, right="b", margin=margin)
     found = judge(claim, lambda point: values[point.row], best=lambda _: best)
     assert found.verdict == verdict, found
     assert (verdict == UNTESTED) == ("a better one could turn this" in found.reason)
@@ -786,7 +795,7 @@ def test_a_ratio_of_two_recipes_is_judged_alike_and_what_a_row_counts_itself_has
     for ratio, verdict in ((2.0, "contradicted"), (1.05, UNTESTED), (0.5, "reproduced")):
         claim = Claim(**RECIPES, op=">", right="b", ratio=ratio)
         assert judge(claim, look, best=lambda _: 100.0).verdict == verdict, ratio
-    floor = Claim(**RECIPES, op="<", right={"row": "a", "column": "floor"}, margin=-3, margin_by="ours")
+    floor = Claim(**RECIPES, op="<", right={"row": "a", "column": "floor"}, margin=-3)
     assert [point.column for point in floor.recipes] == ["ar"]
     assert judge(floor, look, best=lambda _: 100.0).verdict == "contradicted"
 
