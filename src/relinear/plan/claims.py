@@ -255,8 +255,8 @@ class Claim(Strict):
         recipe."""
         if not self.one_of:
             return []
-        right = [self.right] if self.right is not None and self.right.row != self.left.row else []
-        return [self.full(point) for point in (self.left, *right)]
+        rights = [each.right for each in self.by_each if each.right and each.right.row != self.left.row]
+        return [self.full(point) for point in (self.left, *rights)]
 
     @property
     def points(self) -> list[Point]:
