@@ -812,6 +812,7 @@ def verdict(rows, **changes):
         "column": "decode_tokens_per_second",
         "op": ">",
         "ratio": 4,
+        "margin_by": "ours",
         "published": "p",
     }
     claim = Claim(**points | given | changes)
@@ -899,6 +900,7 @@ def test_a_file_beside_its_spec_draws_what_no_shape_does(tmp_path):
             "left": {"row": "lizard", "column": "gamma", "at": {"head": 1}},
             "op": ">",
             "ratio": 0.5,
+            "margin_by": "ours",
         }
     ]
     claims += [claims[0] | {"recipe": "one rate for all"}]

@@ -83,6 +83,16 @@ def test_minutes_are_those_of_the_stages_behind_and_verdicts_those_of_the_claims
     )
 
 
+def test_papers_claims_are_counted_apart_and_by_the_folder_that_judges_them():
+    """As on the page of claims: Lizard's paper makes no claim on perplexity, and its MMLU is judged on the
+    larger teacher alone."""
+    found = page(ROOT / "workflow", ROOT / "results/reference")
+    [first] = [line for line in found.splitlines() if line.startswith("| Lizard Table 1 ")]
+    [third] = [line for line in found.splitlines() if line.startswith("| Lizard Table 3 ")]
+    assert "| 1 reproduced, 6 not tested (smollm2, qwen" in first, first[-300:]
+    assert "| 5 not tested; ours: 1 contradicted, 3 not tested (smollm2)" in third, third[-300:]
+
+
 def test_verdicts_are_those_of_the_tables_own_claims_file():
     rows = [
         line

@@ -53,6 +53,7 @@ RATIO = {
     "column": "peak_gib",
     "op": ">",
     "ratio": 2,
+    "margin_by": "ours",
 }
 
 

@@ -8,6 +8,7 @@ import json
 import math
 import re
 import shutil
+from statistics import stdev
 
 import pytest
 from conftest import made
@@ -25,6 +26,7 @@ from relinear.draw.planned import draw_planned
 from relinear.draw.render import count
 from relinear.draw.spreads import COLUMNS, SPREADS, Of, Spreads, committed
 from relinear.draw.stated import BY_ITEMS, BY_TRAININGS, Stated, stated
+from relinear.draw.table import _of_other_trainings
 from relinear.draw.trainings import spreads_of
 from relinear.get import assets, pieces, text
 from relinear.plan.claims import Claim
@@ -181,6 +183,29 @@ def test_what_an_untrained_window_keeps_too_is_not_reproduced_and_may_be_contrad
     )
 
 
+@pytest.mark.parametrize(
+    ("supra", "verdict_of", "says"),
+    [
+        (
+            0.30,
+            "reproduced",
+            "beside t2r: difference 8.00 ± 1.42 > 0.00 by more than 2 standard errors; beside",
+        ),
+        (0.59, UNTESTED, "beside supra: difference 1.00 ± 1.42 is within error of 0.00"),
+        (
+            0.90,
+            "contradicted",
+            "beside supra: difference -30.00 ± 1.42 < 0.00 by more than 2 standard errors",
+        ),
+    ],
+)
+def test_what_is_claimed_beside_several_rows_holds_beside_each(tmp_path, supra, verdict_of, says):
+    found = verdict(tmp_path, scores={"supra": supra}, claim={"also": ["supra"]}, rows=["supra"])
+    assert (found["verdict"], found["compared"]) == (verdict_of, "lizard acc > t2r acc and supra acc")
+    assert found["reason"].startswith(says), found["reason"]
+    assert "t2r 52.00" in found["figures"] and f"supra {100 * supra:.2f}" in found["figures"]
+
+
 def test_a_training_that_collapsed_judges_nothing(tmp_path):
     found = verdict(tmp_path, collapsed=("t2r",))
     assert (found["verdict"], found["reason"]) == (
@@ -271,6 +296,20 @@ def test_the_committed_spreads_are_those_of_the_committed_records():
     assert lines_of(SPREADS) == want
 
 
+def test_single_heads_do_not_widen_the_spread_of_their_mean():
+    runs = ("recall_softmax", "recall_softmax-seed1")
+    found = [load(REFERENCE / f"encoders_smollm2/runs/{run}/entropy").find("entropy") for run in runs]
+    spread = committed().find(Of("softmax", "entropy", "entropy"))
+    assert spread.sd == pytest.approx(stdev(each.value for each in found), rel=1e-3)
+
+
+def test_a_number_of_another_training_than_the_committed_one_is_named():
+    places = [("lizard", "lambada"), ("lizard-seed1", "lambada"), ("lizard-seed1", "state_bytes")]
+    measured = {(run, measure): load(REFERENCE / f"smollm2/runs/{run}/{measure}") for run, measure in places}
+    about = About("smollm2", of_shape={"state_bytes"})
+    assert _of_other_trainings(measured, about) == ["`lizard-seed1` (lambada)"]
+
+
 def test_a_spread_is_that_of_the_method_else_the_largest_known():
     known = committed()
     own, other = (
@@ -301,9 +340,24 @@ COSTS = {
     ("spec", "said"),
     [
         (
-            {"claims": [CLAIM | {"margin": 7}]},
-            "the margin 7 stands neither in the claim nor in what is published; say `margin_by: ours`",
+            {"claims": [CLAIM | {"claim": "Lizard beats T2R by 7 points", "margin": 7}]},
+            "claim 'Lizard beats T2R by 7 points': the margin 7 does not stand in what is published, '61 and"
+            " 50'; give there what the paper prints, or say `margin_by: ours`",
         ),
+        (
+            {"claims": [CLAIM | {"published": "61 at 1B", "margin": 1}]},
+            "the margin 1 does not stand in what is published, '61 at 1B'",
+        ),
+        (
+            {"claims": [CLAIM | {"right": None, "ratio": 95}]},
+            "the ratio 95 does not stand in what is published, '61 and 50'",
+        ),
+        (
+            {"claims": [CLAIM | {"also": ["teacher"], "either": {"lizard": "t2r"}}]},
+            "`also` names further rows in the place of `right`, and goes with no `either`; got right: t2r,"
+            " either: {'lizard': 't2r'}",
+        ),
+        ({"claims": [CLAIM | {"also": ["nobody"]}]}, "no row 'nobody'; have lizard, t2r, teacher"),
         (
             {"claims": [CLAIM | {"source": "our question", "proxy": "MMLU"}]},
             "a proxy stands for a number that a paper prints",
@@ -450,19 +504,24 @@ def test_within_error_says_whether_more_trainings_could_settle_it():
         assert claim.kind != "within error", claim.claim
 
 
-def test_no_claim_of_a_paper_is_judged_by_a_number_that_its_table_does_not_print():
-    """A column of a paper's own table in which nothing is published, and that is no mean of such, is a
-    proxy's or ours."""
-    found = []
-    for artefact in available(WORKFLOW / "papers").values():
-        columns = {column.name: column for column in getattr(artefact.spec, "columns", ())}
-        printed = set(getattr(artefact.spec, "published_columns", ()))
-        for claim in artefact.spec.claims if printed and artefact.paper != "comparison" else ():
-            column = claim.full(claim.left).column
-            of_the_task = column == "floor"  # what guessing scores in the paper's task, which its text gives
-            if not (claim.ours or column in printed or columns[column].derived or of_the_task):
-                found.append(f"{artefact.name}: {claim.claim}: {column}")
-    assert found == []
+@pytest.mark.parametrize("own", [{}, {"proxy": "MMLU"}, {"source": "our question"}])
+def test_a_claim_on_a_number_that_its_table_does_not_print_is_refused_without_a_proxy(tmp_path, own):
+    path = paper(
+        tmp_path,
+        columns=[COLUMN, COLUMN | {"name": "f1"}],
+        rows=[{"run": run} for run in ("lizard", "t2r", "teacher")],
+        claims=[CLAIM | {"column": "f1", "requires": []} | own],
+        published=[{"row": "lizard", "column": "acc", "value": 61.2}],
+    )
+    if own:
+        assert read(path).spec.claims[0].ours
+        return
+    said = (
+        "claim 'Lizard beats T2R': nothing is published in 'f1'; possible: a column of acc, `proxy` with what"
+        " the paper prints, or source: our question"
+    )
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        read(path)
 
 
 def test_one_of_eight_recipes_judges_of_recall_what_a_better_one_could_not_turn():
@@ -529,7 +588,15 @@ def test_a_share_that_is_computed_from_single_trainings_has_their_spread_in_its_
     share = Value(
         100 * 78 / room, 0.5, "share", behind=((100 / room, ours), (-100 * 78 / room**2, theirs)), trainings=1
     )
-    claim = Claim(claim="recovers", source="section 1", left="share", column="recovered", op=">", ratio=99)
+    claim = Claim(
+        claim="recovers",
+        source="section 1",
+        left="share",
+        column="recovered",
+        op=">",
+        ratio=99,
+        margin_by="ours",
+    )
     assert judge(claim, lambda _: share).verdict == "reproduced", "by its items alone"
     judged = judge(claim, lambda _: share, spreads=spreads)
     assert judged.verdict == "not tested" and "within error" in judged.reason
@@ -546,6 +613,7 @@ RECIPES = {
     "left": "a",
     "column": "ar",
     "one_of": "the best of eight",
+    "margin_by": "ours",
 }
 
 
@@ -717,7 +785,7 @@ def test_both_sides_of_several_recipes_are_judged_where_no_better_recipe_of_eith
     op, margin, left, right, best, verdict
 ):
     values = {"a": Value(left, 0.05, "a"), "b": Value(right, 0.05, "b")}
-    claim = Claim(**RECIPES, op=op, right="b", margin=margin, margin_by="ours")
+    claim = Claim(**RECIPES, op=op, right="b", margin=margin)
     found = judge(claim, lambda point: values[point.row], best=lambda _: best)
     assert found.verdict == verdict, found
     assert (verdict == UNTESTED) == ("a better one could turn this" in found.reason)
@@ -729,7 +797,7 @@ def test_a_ratio_of_two_recipes_is_judged_alike_and_what_a_row_counts_itself_has
     for ratio, verdict in ((2.0, "contradicted"), (1.05, UNTESTED), (0.5, "reproduced")):
         claim = Claim(**RECIPES, op=">", right="b", ratio=ratio)
         assert judge(claim, look, best=lambda _: 100.0).verdict == verdict, ratio
-    floor = Claim(**RECIPES, op="<", right={"row": "a", "column": "floor"}, margin=-3, margin_by="ours")
+    floor = Claim(**RECIPES, op="<", right={"row": "a", "column": "floor"}, margin=-3)
     assert [point.column for point in floor.recipes] == ["ar"]
     assert judge(floor, look, best=lambda _: 100.0).verdict == "contradicted"
 

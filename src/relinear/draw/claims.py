@@ -294,7 +294,11 @@ def judge_claim(
         )
         return found._replace(compared=compared(claim, spec))
 
-    first, other = judged(claim), claim.by_other_form
+    first, *others = map(judged, claim.by_each)
+    if others:
+        rows = [each.right.row for each in claim.by_each if each.right]
+        return _of_each(rows, [first, *others], compared(claim, spec))
+    other = claim.by_other_form
     return first if other is None else _of_forms(first, judged(other), claim.either)
 
 
@@ -332,6 +336,21 @@ def _of_forms(first: Judgement, second: Judgement, either: Mapping[str, str]) ->
     )
 
 
+def _of_each(rows: Sequence[str], found: Sequence[Judgement], compared: str) -> Judgement:
+    """One verdict on a claim that compares one side with several rows: that of the first row which decides
+    it, with the reasons of all that agree."""
+    verdicts = [judgement.verdict for judgement in found]
+    verdict: Verdict = next((v for v in ("contradicted", UNTESTED) if v in verdicts), "reproduced")
+    speak = [
+        (row, judgement) for row, judgement in zip(rows, found, strict=True) if judgement.verdict == verdict
+    ]
+    return speak[0][1]._replace(
+        figures=" | ".join(dict.fromkeys(judgement.figures for judgement in found if judgement.figures)),
+        reason="; ".join(f"beside {row}: {judgement.reason}" for row, judgement in speak),
+        compared=compared,
+    )
+
+
 def compared(claim: Claim, spec: Spec) -> str:
     """The two sides of a claim by runs, columns and, where a column does not tell, measures: the same text in
     every table that compares them. Two rows of one run that differ in what they measure are told by name."""
@@ -339,10 +358,10 @@ def compared(claim: Claim, spec: Spec) -> str:
     def said(point: Point, name: str) -> str:
         return " ".join(filter(None, (name, spec.measure_of(point), point.column, point.place)))
 
-    sides = [claim.full(point) for point in (claim.left, claim.right) if point]
+    sides = [claim.full(claim.left), *(claim.full(each.right) for each in claim.by_each if each.right)]
     by_run = [said(point, spec.run_of(point) or point.row) for point in sides]
     left, *others = by_run if len(set(by_run)) == len(sides) else [said(point, point.row) for point in sides]
-    right = others[0] if others else ""
+    right = " and ".join(others)
     bound = "" if claim.ratio is None else f" {number(claim.ratio)}"
     margin = f" by {number(claim.margin)}" if claim.margin else ""
     return f"{left}{f' / {right}' if right and bound else ''} {claim.op}{bound or f' {right}'}{margin}"

@@ -14,7 +14,7 @@ from typing import Any, get_args
 from relinear import records
 from relinear.core import store
 from relinear.draw.beside import VERDICTS
-from relinear.draw.claims import Verdict
+from relinear.draw.claims import UNTESTED, Verdict
 from relinear.draw.render import titled
 from relinear.files import MANIFEST
 from relinear.plan.names import ROOT
@@ -133,21 +133,30 @@ def records_behind(folders: list[Path], scale: Path) -> list[dict[str, Any]]:
 
 
 def _status(artefact: Artefact, reference: Path) -> str:
-    """The status of an artefact: the verdicts on its claims, or that it is drawn, or that it is not
-    committed."""
+    """The status of an artefact: the verdicts on the papers' claims and on our own questions, each once, of
+    the first folder that has one; or that it is drawn, or that it is not committed."""
+    told: dict[str, tuple[str, dict[str, str]]] = {}  # claim -> the folder that speaks for it, and its row
+    drawn = ""
     for where in _committed(artefact, reference):
-        place = where.parents[1].name
-        if artefact.spec.claims and (told := VERDICTS.of(where)):
-            found = Counter(row["verdict"] for row in told)
-            counts = [
-                f"{found[verdict]} {verdict.removesuffix(' at this scale')}"
-                for verdict in get_args(Verdict)
-                if found[verdict]
-            ]
-            return f"{', '.join(counts)} ({place})"
+        place = where.relative_to(reference).parts[0]
+        for row in VERDICTS.of(where) or () if artefact.spec.claims else ():
+            if told.setdefault(row["claim"], (place, row))[1]["verdict"] == UNTESTED != row["verdict"]:
+                told[row["claim"]] = (place, row)
         if any(where.with_name(f"{where.name}.{suffix}").is_file() for suffix in ("csv", "png")):
-            return f"drawn ({place})"
-    return "not drawn yet"
+            drawn = drawn or f"drawn ({place})"
+    if not told:
+        return drawn or "not drawn yet"
+    whose = {
+        ours: [row for _, row in told.values() if (row.get("whose", "paper") != "paper") == ours]
+        for ours in (False, True)
+    }
+    counts = [f"{'ours: ' * ours}{_counted(rows)}" for ours, rows in whose.items() if rows]
+    return f"{'; '.join(counts)} ({', '.join(dict.fromkeys(place for place, _ in told.values()))})"
+
+
+def _counted(rows: list[dict[str, str]]) -> str:
+    found = Counter(row["verdict"] for row in rows)
+    return ", ".join(f"{found[verdict]} {verdict}" for verdict in get_args(Verdict) if found[verdict])
 
 
 def _committed(artefact: Artefact, reference: Path) -> Iterator[Path]:

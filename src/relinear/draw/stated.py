@@ -55,7 +55,7 @@ MEASURED = re.compile(r"(?:difference|ratio) \S+(?: ± \S+)?")
 
 class Stated(NamedTuple):
     """A claim, by whom, which labels test it, and the rows that claims files have of it, with the folder of
-    each. `why`: without rows, the reason."""
+    each. `why`: without rows, the reason. `bound`: `ours` if the paper does not print its margin or ratio."""
 
     paper: str
     claim: str
@@ -65,6 +65,7 @@ class Stated(NamedTuple):
     published: str
     rows: tuple[tuple[str, dict[str, str]], ...]
     why: str = ""
+    bound: str | None = None
 
     @property
     def told(self) -> tuple[str, dict[str, str]] | None:
@@ -153,6 +154,7 @@ def _of(artefact: Artefact, reference: Path) -> Iterator[Stated]:
                 claim.published or "",
                 own,
                 artefact.spec.not_run,
+                claim.margin_by,
             )
 
 
@@ -243,7 +245,7 @@ def _cells(claim: Stated) -> dict[str, str]:
     cells = {
         "Claim": claim.claim,
         "Where": where,
-        "Compared": claim.compared,
+        "Compared": f"{claim.compared}{', a bound of ours' if claim.bound else ''}",
         "Published": claim.published,
         "Verdict": claim.verdict,
         "Error: items, trainings": ", ".join(errors),

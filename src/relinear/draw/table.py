@@ -6,14 +6,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from relinear.core import store
 from relinear.draw import About, Measurements
 from relinear.draw.cells import FAILED, Cell, Row, look_in, rows_of, tokens_of
 from relinear.draw.claims import Judgement, judge_claim, tally
 from relinear.draw.drawing import Drawn
 from relinear.draw.provenance import Origin
 from relinear.draw.render import NOT_RUN, count, markdown, number, percent, plus_minus, write_csv, write_text
+from relinear.plan.forms import told_behind
 from relinear.plan.specs import Artefact
 from relinear.plan.tables import DATA, Column, Table
+from relinear.stage import contents
 
 BELOW = "**Published**, for other teachers and budgets: compare order and distance to the teacher."
 OVER_SEEDS = "A {} of several seeds is their mean, its error that of the items and of the seeds."
@@ -33,13 +36,15 @@ def drawn(artefact: Artefact, measured: Measurements, about: About) -> Drawn:
         for own in (_csv_row(artefact, spec, row, about) for row in rows)
     ]
 
+    others = _of_other_trainings(measured, about)
+
     def write(out: Path, judgements: Sequence[Judgement]) -> None:
         write_csv(
             out / f"{artefact.stem}.csv",
             names,
             [{name: value for name, (value, _) in own.items()} for own in shown],
         )
-        write_text(out / f"{artefact.stem}.md", _markdown(artefact, spec, rows, judgements, about))
+        write_text(out / f"{artefact.stem}.md", _markdown(artefact, spec, rows, judgements, about, others))
 
     origins = [
         {name: None if value in (None, NOT_RUN) else origin for name, (value, origin) in own.items()}
@@ -135,8 +140,25 @@ def _one(files: tuple[str, ...]) -> Origin:
 # --- Markdown ---
 
 
+def _of_other_trainings(measured: Measurements, about: About) -> list[str]:
+    """The runs with measurements of another training than the one whose record lies beside them, each with
+    these: its key is another, and it is not known to have left the same files."""
+    found: dict[str, list[str]] = {}
+    for (run, measure), each in measured.items():
+        if each is not None and measure not in about.of_shape and store.has(each.folder):
+            for told, now in told_behind(each):
+                if now and told["key"] != now["key"] and told.get("contents") != contents(now):
+                    found.setdefault(run, []).append(measure)
+    return [f"`{run}` ({', '.join(dict.fromkeys(measures))})" for run, measures in sorted(found.items())]
+
+
 def _markdown(
-    artefact: Artefact, spec: Table, rows: list[Row], judgements: Sequence[Judgement], about: About
+    artefact: Artefact,
+    spec: Table,
+    rows: list[Row],
+    judgements: Sequence[Judgement],
+    about: About,
+    others: list[str],
 ) -> str:
     """The Markdown: our numbers beside or above the papers', then the notes that a reader needs."""
     shown = {(entry.model, entry.source) for line in spec.lines for entry in spec.printed(line.name)}
@@ -166,6 +188,8 @@ def _markdown(
     lines += [f"- {note.where}: {note.text}." for note in spec.misprints]
     if below and (without := [f"`{row.line.name}`" for row in rows if spec.published(row.line.name) is None]):
         lines.append(f"- Nothing published stands here beside: {', '.join(without)}.")
+    if others:
+        lines.append(f"- Measured of another training than the run's committed one: {', '.join(others)}.")
     if judgements:
         lines.append(f"- {_counts(spec, judgements)}.")
     return "\n".join(lines).rstrip("\n") + "\n"

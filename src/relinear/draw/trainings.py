@@ -85,7 +85,8 @@ def _pool(parts: list[tuple[float, int, str]]) -> Pool:
 def _repeated(reference: Path) -> Iterator[tuple[str, dict[tuple[Of, bool, str], list[float]]]]:
     """Each committed run that was trained again, and the values of each of its readings over these trainings,
     by what they are of, whether a part was switched off, and where. A measurement of which several folders
-    hold copies counts once."""
+    hold copies counts once. Single heads are left out: they vary more than the mean over them, and no claim
+    is on one."""
     seen: set[tuple[str, str]] = set()  # key and start
     for place in store.campaigns(reference):
         folder = place / "runs"
@@ -109,7 +110,8 @@ def _repeated(reference: Path) -> Iterator[tuple[str, dict[tuple[Of, bool, str],
                     found = load(measure)
                     for reading in found.readings:
                         of = of_training(found, reading)
-                        if of is not None and reading.value is not None and reading.stderr is not None:
+                        known = reading.value is not None and reading.stderr is not None
+                        if of is not None and known and "head" not in reading.at:
                             values[
                                 of,
                                 bool(record["config"].get("without")),

@@ -15,6 +15,7 @@ from relinear.plan.strict import Strict
 Scalar = int | float | str
 Read = tuple[str, str]  # a run and a measure
 FEWEST, MOST = 1e6, 1e13  # parameters of a paper's model
+NUMBER = re.compile(r"(?<![\w.])\d+(?:\.\d+)?(?!\.?\d|[A-Za-wyz])")
 OURS = "our question"  # the `source` of a claim that no paper makes
 # the measure that says whether a run's parallel and recurrent forms agree; claims on one that fails are not
 # judged
@@ -132,11 +133,13 @@ class Claim(Strict):
     the best's numbers and is held to nothing more. If no best of the metric is known, there is a verdict only
     if of each side's recipes one is the best by more than the error. `either`: rows by another form of the
     method that the paper states, too ({hedgehog: hedgehog_exp}); the claim is contradicted only if both forms
-    contradict it, and reproduced if one of them does. `requires`: preconditions. `untrained`: a row on which
-    nothing was trained; if the claim holds for that row in place of `left`, too, it is not reproduced.
-    `proxy`: the number that the paper prints, if ours is another number; the claim is then a question of
-    ours. `margin_by`: `ours` for a margin that the paper does not print. `published`: the paper's numbers, in
-    its words.
+    contradict it, and reproduced if one of them does. `also`: further rows that the left side is compared
+    with as with `right`, such as all prior maps; the claim is reproduced only if each comparison is, and
+    contradicted if one of them is. `requires`: preconditions. `untrained`: a row on which nothing was
+    trained; if the claim holds for that row in place of `left`, too, it is not reproduced. `proxy`: the
+    number that the paper prints, if ours is another number; the claim is then a question of ours.
+    `margin_by`: `ours` for a margin, or a `ratio` other than 1, that `published` does not have. `published`:
+    the paper's numbers, in its words.
     """
 
     claim: str
@@ -155,6 +158,7 @@ class Claim(Strict):
     recipe: str | None = None
     one_of: str | None = None
     either: dict[str, str] = {}
+    also: tuple[str, ...] = ()
     requires: tuple[Required, ...] = ()
     untrained: str | None = None
     proxy: str | None = None
@@ -186,18 +190,25 @@ class Claim(Strict):
                 f"claim {self.claim!r}: a proxy stands for a number that a paper prints, so its source is in"
                 f" the paper; got {OURS!r}"
             )
-        printed = re.findall(r"\d+(?:\.\d+)?", f"{self.claim} {self.published or ''}")
-        if (
-            self.margin
-            and not self.ours
-            and not self.margin_by
-            and abs(self.margin) not in map(float, printed)
-        ):
+        if self.also and (self.right is None or self.either):
             raise ValueError(
-                f"claim {self.claim!r}: the margin {self.margin:g} stands neither in the claim nor in what is"
-                " published; say `margin_by: ours`, or give as `published` what the paper prints"
+                f"claim {self.claim!r}: `also` names further rows in the place of `right`, and goes with no"
+                f" `either`; got right: {self.right and self.right.row}, either: {self.either}"
+            )
+        bound = abs(self.margin or 0.0) if self.ratio is None else self.ratio
+        order = 0.0 if self.ratio is None else 1.0  # says which side is larger, and nothing more
+        if not (self.ours or self.margin_by or bound == order or bound in self._printed):
+            raise ValueError(
+                f"claim {self.claim!r}: the {'margin' if self.ratio is None else 'ratio'} {bound:g} does not"
+                f" stand in what is published, {self.published!r}; give there what the paper prints, or say"
+                " `margin_by: ours`"
             )
         return self
+
+    @property
+    def _printed(self) -> list[float]:
+        """The numbers in what is published. `6x` is 6; `1B`, a size, is none."""
+        return [float(number) for number in NUMBER.findall(self.published or "")]
 
     @property
     def ours(self) -> bool:
@@ -231,14 +242,21 @@ class Claim(Strict):
         return self.model_copy(update={**sides, "dose": dose, "either": {}})
 
     @property
+    def by_each(self) -> "list[Claim]":
+        """The claim as it stands, and beside each of the further rows."""
+        assert self.right is not None or not self.also
+        rights = [self.right, *(self.right.model_copy(update={"row": row}) for row in self.also)]
+        return [self.model_copy(update={"right": right, "also": ()}) for right in rights]
+
+    @property
     def recipes(self) -> list[Point]:
         """The sides whose number is of one of several recipes. A right side of the left's row is of the same
         training, and what its column counts, such as the right answers without any recall, depends on no
         recipe."""
         if not self.one_of:
             return []
-        right = [self.right] if self.right is not None and self.right.row != self.left.row else []
-        return [self.full(point) for point in (self.left, *right)]
+        rights = [each.right for each in self.by_each if each.right and each.right.row != self.left.row]
+        return [self.full(point) for point in (self.left, *rights)]
 
     @property
     def points(self) -> list[Point]:
@@ -383,7 +401,7 @@ class Spec(Strict):
                 known("row", name, dosed or (), f"claim {claim.claim!r}, dose")
             untrained = [claim.left.model_copy(update={"row": claim.untrained})] if claim.untrained else []
             other = claim.by_other_form
-            others = other.points if other is not None else []
+            others = other.points if other is not None else [p for c in claim.by_each for p in c.points]
             for point in (*claim.points, *others, *map(claim.full, (*claim.requires, *untrained))):
                 where = f"claim {claim.claim!r}"
                 known(self.called, point.row, self.names(), where)
@@ -402,7 +420,7 @@ class Spec(Strict):
                     " which is of its kernels and its card; say in `recipe` what ours were"
                 )
         named = {point.row for claim in self.claims for point in claim.points} | {
-            row for claim in self.claims for row in claim.either.values()
+            row for claim in self.claims for row in (*claim.either.values(), *claim.also)
         }
         for name in self.forms:
             known("row of a claim", name, sorted(named), "forms")

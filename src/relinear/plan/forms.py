@@ -74,12 +74,24 @@ def _parameters(found: Measured, record: Mapping[str, Any]) -> int | None:
 def steps_behind(found: Measured) -> tuple[list[dict[str, Any]], list[str]]:
     """The records of the training steps behind a measurement, and the steps whose records do not lie beside
     it."""
+    steps = told_behind(found)
+    return [step for _, step in steps if step], [
+        f"{place.parts[1]} {place.name}"
+        for told, step in steps
+        if not step
+        for place in [records.place(told["path"])]
+    ]
+
+
+def told_behind(found: Measured) -> list[tuple[dict[str, Any], dict[str, Any] | None]]:
+    """What the record of a measurement says of each training step behind it, and the step's record that lies
+    beside it, which may be of a later training; None where none does."""
     record = records.read(found.folder) or {}
-    places = [records.place(parent["path"]) for parent in record.get("parents", {}).values()]
-    places = [place for place in places if place.parts[0] == "runs" and place.name in stages.training()]
-    read = {place: records.read(found.folder.parents[2] / place) for place in places}
-    return [step for step in read.values() if step], [
-        f"{place.parts[1]} {place.name}" for place, step in read.items() if not step
+    told = [(parent, records.place(parent["path"])) for parent in record.get("parents", {}).values()]
+    return [
+        (parent, records.read(found.folder.parents[2] / place))
+        for parent, place in told
+        if place.parts[0] == "runs" and place.name in stages.training()
     ]
 
 

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
 from relinear import stages
 from relinear.plan.bounds import BEST
 from relinear.plan.chance import chance_of
-from relinear.plan.claims import Address, Claim, InUnit, Point, Scalar, Spec, known, once
+from relinear.plan.claims import OURS, Address, Claim, InUnit, Point, Scalar, Spec, known, once
 from relinear.plan.held import Holds
 from relinear.plan.published import Entry
 from relinear.plan.strict import Strict
@@ -284,6 +284,7 @@ class Table(Spec):
             known("training stage", step, stages.training(), "steps")
         self._check_derived()
         self._check_published()
+        self._check_claims()
         for line in self.lines:
             for text in line.text:
                 known("text", text, self.texts, f"row {line.name!r}")
@@ -337,6 +338,21 @@ class Table(Spec):
             known("row", row, self.names(), "published.csv")
             for column in (column for entry in entries for column in entry.values):
                 known("column", column, (c.name for c in self.columns), f"published.csv, row {row!r}")
+
+    def _check_claims(self) -> None:
+        """Raise ValueError for a paper's claim on a number that its table does not print, without a
+        `proxy`."""
+        columns, printed = {column.name: column for column in self.columns}, self.published_columns
+        for claim in self.claims if printed else ():
+            name = claim.full(claim.left).column
+            of_the_task = name == "floor"  # what guessing scores in the paper's task
+            if claim.ours or claim.paper or of_the_task or name not in columns or columns[name].derived:
+                continue
+            if name not in printed:
+                raise ValueError(
+                    f"claim {claim.claim!r}: nothing is published in {name!r}; possible: a column of"
+                    f" {', '.join(printed)}, `proxy` with what the paper prints, or source: {OURS}"
+                )
 
     def floored(self, claim: Claim) -> Claim:
         """The claim with the guessing rate of its left side's column as `floor`, if it says "larger" and has
