@@ -693,7 +693,7 @@ def test_unknown_method_option_and_architecture_name_the_possible_ones():
     with pytest.raises(ValueError, match="linearize RelinearLlamaForCausalLM, which is linearized already; "):
         linearize(of(("hedgehog", {})), "lizard")
     adapted = get_peft_model(teacher(), LoraConfig(r=2, target_modules=["q_proj"]))
-    with pytest.raises(ValueError, match="linearize PeftModel: merge its adapters first, merge_and_unload()"):
+    with pytest.raises(ValueError, match="linearize PeftModel: merge its adapters, merge_and_unload"):
         linearize(adapted, "lizard")
 
 

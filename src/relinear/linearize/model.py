@@ -451,7 +451,7 @@ def linearize(
         raise ValueError(
             f"cannot linearize {type(model).__name__}"
             f"{', which is linearized already' if isinstance(model, Linearized) else ''}"
-            f"{': merge its adapters first, merge_and_unload()' if hasattr(model, 'merge_and_unload') else ''}"
+            f"{': merge its adapters, merge_and_unload()' if hasattr(model, 'merge_and_unload') else ''}"
             f"; can: {have}"
         )
     if getattr(model.config, "use_bidirectional_attention", False):
