@@ -19,6 +19,9 @@ INSTALLED := .venv/installed
 # module's fixtures are made once; tests/conftest.py says which begin, and that there is a worker more than cores.
 WORKERS := -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
+# What an import compiles when it comes, if at all.
+UNCOMPILED := /tests/|/torch/testing/|/transformers/models/
+
 # Before a command that says nothing for minutes: a line every 15 seconds, until the recipe's shell ends.
 TELL = while sleep 15 > /dev/null 2>&1; do echo "relinear: still at it"; done & telling=$$!; trap 'kill $$telling' EXIT;
 
@@ -67,6 +70,8 @@ $(INSTALLED): requirements.lock pyproject.toml setup.py
 		done; \
 		test "$$python" || { \
 			echo "error: found no Python 3.11, 3.12 or 3.13 with venv and pip (python3-venv on Debian); tried: $(PYTHON)." >&2; \
+			for python in $(PYTHON); do "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 14))' 2>/dev/null \
+				&& echo "$$("$$python" --version) is too new: immutables, which Snakemake needs, has no wheel for it." >&2 && break; done; \
 			echo "Name one: make setup PYTHON=/path/to/python3.12. To get one: uv python install 3.12, or conda env create -f environment.yml." >&2; \
 			exit 1; \
 		}; \
@@ -81,7 +86,8 @@ $(INSTALLED): requirements.lock pyproject.toml setup.py
 		echo "connect to it or name a mirror (PIP_INDEX_URL, or PIP_FIND_LINKS with a folder of wheels), then give the same command again." >&2; \
 		exit 1; \
 	}
-	@$(TELL) $(VENV) -m compileall -qq -j 0 .venv/lib || true # pip compiles on one core; some packages hold files that no Python reads
+# pip compiles on one core. The packages' own tests are left out, and models, of which a run imports one or two: a third of the work.
+	@$(TELL) $(VENV) -m compileall -qq -j 0 -x '$(UNCOMPILED)' .venv/lib || true # some packages hold files that no Python reads
 	@echo "relinear: [3/3] installing relinear itself: seconds"
 	@$(VENV) -m pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@

@@ -690,6 +690,11 @@ def test_unknown_method_option_and_architecture_name_the_possible_ones():
         linearize(teacher(), "lolcats", feature="relu")
     with pytest.raises(ValueError, match="cannot linearize Linear; can: .*LlamaForCausalLM"):
         linearize(torch.nn.Linear(2, 2), "lizard")
+    with pytest.raises(ValueError, match="linearize RelinearLlamaForCausalLM, which is linearized already; "):
+        linearize(of(("hedgehog", {})), "lizard")
+    adapted = get_peft_model(teacher(), LoraConfig(r=2, target_modules=["q_proj"]))
+    with pytest.raises(ValueError, match="linearize PeftModel: merge its adapters, merge_and_unload"):
+        linearize(adapted, "lizard")
 
 
 def test_a_cache_of_another_batch_or_kind_is_refused():

@@ -97,6 +97,8 @@ def mine(tmp_path_factory) -> Path:
     (folder / "my-text.jsonl").write_text("".join(json.dumps({"text": story}) + "\n" for story in stories))
     (folder / "no-column.jsonl").write_text('{"body": "x"}\n')
     (folder / "short.txt").write_text("Hello.")
+    (folder / "same.jsonl").write_text(json.dumps({"text": "Ada saw the fox."}) + "\n")
+    (folder / "same.jsonl").write_text((folder / "same.jsonl").read_text() * 3000)
     (folder / "paper.pdf").write_text("?")
     (folder / "deep.json").write_text("[" * 4000)
     (folder / "numbers.json").write_text("[1, 2]")
@@ -313,6 +315,10 @@ REFUSED = {
         ["llama", "--data", "short.txt", "--seq-len", "128"],
         ["0 training tokens", "one step takes 1,024", "more text"],
     ),
+    "one document many times": (
+        ["llama", "--data", "same.jsonl", "--seq-len", "128"],
+        ["0 training tokens", "equal documents count once"],
+    ),
     "too few tokens": (
         ["llama", "--data", "my-text.jsonl", "--tokens", "9999999"],
         ["9,999,999 asked for", "has 48,645 to train on"],
@@ -481,6 +487,10 @@ def test_rows_are_read_from_json_lines_a_list_and_parquet(tmp_path):
     parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
     for ending in ("jsonl", "json", "parquet"):
         assert list(documents("a", tmp_path / f"a.{ending}")) == [Document("One."), Document("Two.")], ending
+    for ending in ("jsonl", "json"):  # as some programs of Windows save a file
+        marked = tmp_path / f"marked.{ending}"
+        marked.write_text((tmp_path / f"a.{ending}").read_text(), encoding="utf-8-sig")
+        assert list(documents("marked", marked)) == [Document("One."), Document("Two.")], ending
     (tmp_path / "b.jsonl").write_text(json.dumps({"instruction": "Add.", "output": "2"}))
     [document] = documents("b", tmp_path / "b.jsonl")
     assert document.text == "2" and "### Instruction:\nAdd.\n\n### Response:\n" in document.prompt

@@ -263,6 +263,20 @@ def test_without_a_suitable_python_make_says_what_it_needs(tmp_path):
     assert not (tmp_path / ".venv").exists()
 
 
+def test_where_python_is_too_new_make_says_why_and_how_to_get_another(tmp_path):
+    new = tmp_path / "python3.14"
+    new.write_text(
+        f"""#!/bin/sh
+test "$1" = --version && exec echo Python 3.14.0
+exec {sys.executable} -c "import sys; sys.version_info = (3, 14, 0, 'final', 0); $2"
+"""
+    )
+    new.chmod(0o755)
+    done = make_setup(tmp_path, str(new))
+    assert done.returncode and "Python 3.14.0 is too new: immutables" in done.stderr
+    assert "uv python install 3.12" in done.stderr and not (tmp_path / ".venv").exists()
+
+
 def test_an_installation_that_fails_does_not_count(tmp_path):
     """There is no package here to install: the last step fails, and is tried again."""
     for _ in range(2):

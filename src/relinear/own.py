@@ -448,15 +448,16 @@ def fitting(amounts: Amounts, positions: int, there: Mapping[str, int], data: st
     tokens = (amounts.tokens or min(MOST, there["train"])) // seq_len * seq_len
     if tokens * amounts.epochs < (step := amounts.sequences * seq_len):
         raise UserError(
-            f"{data} gives {tokens:,} training tokens in sequences of {seq_len}, read {amounts.epochs} times;"
-            f" one step takes {step:,} (--batch-size {amounts.batch_size} x --accumulate {amounts.accumulate}"
-            f" x --seq-len {seq_len}). Possible: more text, or smaller steps"
+            f"{data} gives {tokens:,} training tokens in sequences of {seq_len}, read {amounts.epochs} times"
+            f" (equal documents count once); one step takes {step:,} (--batch-size {amounts.batch_size} x"
+            f" --accumulate {amounts.accumulate} x --seq-len {seq_len}). Possible: more text or smaller steps"
         )
     heldout = min(amounts.heldout_tokens, there["heldout"]) // seq_len * seq_len
     if heldout < 2 * seq_len:
         raise UserError(
-            f"{data} gives {there['heldout']:,} held-out tokens, a tenth of its documents by their hash; a"
-            f" perplexity needs two sequences of {seq_len}. Possible: more documents, or a smaller --seq-len"
+            f"{data} gives {there['heldout']:,} held-out tokens, a tenth of its documents by their hash"
+            f" (equal ones count once); a perplexity needs two sequences of {seq_len}. Possible: more"
+            " documents, or a smaller --seq-len"
         )
     return amounts._replace(tokens=tokens, seq_len=seq_len, heldout_tokens=heldout)
 

@@ -448,7 +448,12 @@ def linearize(
     """
     if type(model) not in CLASSES:
         have = ", ".join(t.__name__ for t in CLASSES)
-        raise ValueError(f"cannot linearize {type(model).__name__}; can: {have}")
+        raise ValueError(
+            f"cannot linearize {type(model).__name__}"
+            f"{', which is linearized already' if isinstance(model, Linearized) else ''}"
+            f"{': merge its adapters, merge_and_unload()' if hasattr(model, 'merge_and_unload') else ''}"
+            f"; can: {have}"
+        )
     if getattr(model.config, "use_bidirectional_attention", False):
         raise ValueError(
             "cannot linearize a teacher with use_bidirectional_attention=True; can: causal language models,"

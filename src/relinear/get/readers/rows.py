@@ -11,6 +11,7 @@ from relinear.get.readers import instructions
 from relinear.get.readers._document import Document, files
 
 TEXT = "text"  # the column that is read where none is named
+UTF8 = "utf-8-sig"  # with or without the mark that some programs begin a file with
 
 
 def read(path: Path, column: str | None = None) -> Iterator[Document]:
@@ -40,7 +41,7 @@ def _document(row: dict[str, Any], column: str | None, where: str) -> Document:
         )
         raise UserError(
             f"{where}: got the columns {', '.join(map(str, row)) or 'none'}; expected {possible}. Another one"
-            " is named by `column`"
+            " is named by `column` (--column of `relinear linearize`)"
         )
     used = (
         {wanted: row[wanted]}
@@ -62,7 +63,7 @@ def _rows(file: Path) -> Iterator[Any]:
             for batch in ParquetFile(file).iter_batches():
                 yield from batch.to_pylist()
         elif file.suffix == ".json":
-            found = json.loads(file.read_text(encoding="utf-8"))
+            found = json.loads(file.read_text(encoding=UTF8))
             if not isinstance(found, list):
                 raise UserError(
                     f"{file} must hold a list of rows; got a {type(found).__name__}. Possible: one row a"
@@ -70,7 +71,7 @@ def _rows(file: Path) -> Iterator[Any]:
                 )
             yield from found
         else:
-            with file.open(encoding="utf-8") as lines:
+            with file.open(encoding=UTF8) as lines:
                 yield from (json.loads(line) for line in lines if line.strip())
     except (ValueError, OSError, RecursionError) as error:  # pyarrow's errors are of the first two kinds
         if isinstance(error, UserError):
