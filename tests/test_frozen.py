@@ -25,7 +25,6 @@ FROZEN = Path(__file__).parent / "frozen"
 REFERENCE = ROOT / "results/reference"
 # figures of attention weights or gates whose measurements were committed before these were kept
 WITHOUT_WEIGHTS = {
-    ("hedgehog_recall_mini", "hedgehog_figure2"),
     ("maps_smollm2", "hedgehog_figure5"),
     *(("smollm2", f"lolcats_figure{n}") for n in (3, 4, 5, 6)),
 }

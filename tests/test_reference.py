@@ -841,7 +841,7 @@ def test_a_table_drawn_while_another_is_drawn_stays_in_the_manifest(tmp_path, mo
 
 @pytest.mark.parametrize(
     ("folder", "paper", "figure"),
-    [("smollm2", "lolcats", "figure3"), ("hedgehog_recall_mini", "hedgehog", "figure2")],
+    [("smollm2", "lolcats", "figure3"), ("maps_smollm2", "hedgehog", "figure5")],
 )
 def test_a_figure_of_attention_weights_that_were_not_committed_says_where_they_are(
     folder, paper, figure, tmp_path
