@@ -288,10 +288,8 @@ def made(plan, *steps: str) -> Path:
 
 
 def copy_sources(to: Path, interpreter: str = sys.executable) -> Clone:
-    """A clone: the files of the repository without results, tests and caches."""
-    shutil.copytree(
-        ROOT, to, ignore=shutil.ignore_patterns(".*", "results", "tests", "__pycache__", "*.egg-info")
-    )
+    """A clone: the files of the repository without results and tests, and what was compiled of them."""
+    shutil.copytree(ROOT, to, ignore=shutil.ignore_patterns(".*", "results", "tests", "*.egg-info"))
     return Clone(to, [], interpreter)
 
 
