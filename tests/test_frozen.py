@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from relinear.core import store
-from relinear.draw import About, own, planned, provenance
+from relinear.draw import About, own, pictures, planned, provenance
 from relinear.draw.drawing import make
 from relinear.draw.planned import draw_committed
 from relinear.errors import UserError
@@ -74,6 +74,9 @@ def undrawn(tmp_path_factory) -> Iterator[Callable[[str], Path]]:
     with pytest.MonkeyPatch.context() as patch:
         for module, name in ((planned, "Plan"), (planned, "measured_in"), (store, "packed")):
             patch.setattr(module, name, functools.cache(getattr(module, name)))
+        # a PDF beside a picture is removed again, for none is committed
+        write = pictures.write_figure
+        patch.setattr(pictures, "write_figure", lambda path, made: path.suffix == ".pdf" or write(path, made))
         yield copy
 
 
