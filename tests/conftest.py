@@ -289,7 +289,10 @@ def made(plan, *steps: str) -> Path:
 
 def copy_sources(to: Path, interpreter: str = sys.executable) -> Clone:
     """A clone: the files of the repository without results and tests, and what was compiled of them."""
-    shutil.copytree(ROOT, to, ignore=shutil.ignore_patterns(".*", "results", "tests", "*.egg-info"))
+    unfinished = "*.pyc.*"  # another process may be compiling
+    shutil.copytree(
+        ROOT, to, ignore=shutil.ignore_patterns(".*", "results", "tests", "*.egg-info", unfinished)
+    )
     return Clone(to, [], interpreter)
 
 
