@@ -63,6 +63,16 @@ def pytest_configure(config):
     config.addinivalue_line("markers", 'slow: tens of seconds; -m "not slow" leaves it out')
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session):
+    """Collect no garbage while modules are imported, which make next to none: a fifth of the time."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
 def pytest_collection_finish(session):
     """Freeze the objects that imports have made: they stay to the end, and each collection would spend a
     third of a second on them."""
@@ -288,9 +298,10 @@ def made(plan, *steps: str) -> Path:
 
 
 def copy_sources(to: Path, interpreter: str = sys.executable) -> Clone:
-    """A clone: the files of the repository without results, tests and caches."""
+    """A clone: the files of the repository without results and tests, and what was compiled of them."""
+    unfinished = "*.pyc.*"  # another process may be compiling
     shutil.copytree(
-        ROOT, to, ignore=shutil.ignore_patterns(".*", "results", "tests", "__pycache__", "*.egg-info")
+        ROOT, to, ignore=shutil.ignore_patterns(".*", "results", "tests", "*.egg-info", unfinished)
     )
     return Clone(to, [], interpreter)
 

@@ -4,8 +4,10 @@ import ast
 import functools
 import importlib
 import inspect
+import json
 import re
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -279,6 +281,25 @@ def test_a_function_keeps_its_hash_wherever_the_clone_lies(package, tmp_path, mo
     tmp_path.rename(tmp_path.with_name("moved"))
     monkeypatch.setitem(code.PACKAGES, "toy", tmp_path.with_name("moved"))
     assert code_hash(["toy.a"]) == before
+
+
+def test_what_was_read_of_a_file_is_kept_until_the_file_changes_and_a_damaged_one_is_made_anew(
+    package, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    before = code_hash(["toy.a"])
+    kept = sorted((tmp_path / "__pycache__").glob("*.json"))
+    assert [path.name.partition(".")[0] for path in kept] == ["__init__", "a", "b", "c"]
+    with monkeypatch.context() as patch:
+        patch.setattr(code, "_facts_of", lambda tree: pytest.fail("read again"))
+        code._read.cache_clear()
+        assert code_hash(["toy.a"]) == before
+    whole = kept[1].read_text()
+    for damaged in ("", whole[:-9], "[]", "{}", json.dumps({"of": json.loads(whole)["of"]})):
+        kept[1].write_text(damaged)
+        code._read.cache_clear()
+        assert code_hash(["toy.a"]) == before and kept[1].read_text() == whole
+    assert package("b", "def f(x):\n    return x + 2\n") != before
 
 
 def test_find_knows_our_modules_only():

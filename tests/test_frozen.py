@@ -3,14 +3,17 @@ there were specs, byte for byte. Those costs, and the verdicts that were drawn f
 `frozen/efficiency`."""
 
 import csv
+import functools
 import json
 import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from relinear.draw import About, own
+from relinear.core import store
+from relinear.draw import About, own, pictures, planned
 from relinear.draw.beside import PROVENANCE, VERDICTS
 from relinear.draw.drawing import make
 from relinear.draw.planned import draw_committed
@@ -49,18 +52,39 @@ def test_verdicts_on_costs_come_out_byte_for_byte(tmp_path, spec):
     ).read_text()
 
 
+@pytest.fixture(scope="module")
+def undrawn(tmp_path_factory) -> Iterator[Callable[[str], Path]]:
+    """A function that gives a committed folder's copy without its drawings. Plans and measurements, which no
+    drawing changes, are read once for all that are drawn from them."""
+
+    @functools.cache
+    def copy(name: str) -> Path:
+        committed, folder = REFERENCE / name, reference / name
+        papers = {drawing.partition("/")[0] for drawing in PROVENANCE.committed(committed)}
+        folder.mkdir()
+        for part in committed.iterdir():
+            if part.suffix in (".json", ".csv"):
+                shutil.copy(part, folder)
+            elif part.name not in papers:
+                (folder / part.name).symlink_to(part)  # drawings alone are not, as they are written
+        return folder
+
+    reference = tmp_path_factory.mktemp("undrawn") / "reference"
+    reference.mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        for module, name in ((planned, "Plan"), (planned, "measured_in"), (store, "packed")):
+            patch.setattr(module, name, functools.cache(getattr(module, name)))
+        # a PDF beside a picture is removed again, for none is committed
+        write = pictures.write_figure
+        patch.setattr(pictures, "write_figure", lambda path, made: path.suffix == ".pdf" or write(path, made))
+        yield copy
+
+
 @pytest.mark.parametrize(("name", "paper", "stem"), DRAWN)
-def test_what_is_committed_is_drawn_again_byte_for_byte(name, paper, stem, tmp_path):
+def test_what_is_committed_is_drawn_again_byte_for_byte(name, paper, stem, undrawn):
     """Tables, claims and pictures; from records, items and weights that lie in the folder, and named in its
     manifest. Provenance names the nodes that they come from."""
-    committed, folder = REFERENCE / name, tmp_path / "reference" / name
-    papers = {drawing.partition("/")[0] for drawing in PROVENANCE.committed(committed)}
-    folder.mkdir(parents=True)
-    for part in committed.iterdir():
-        if part.suffix in (".json", ".csv"):
-            shutil.copy(part, folder)
-        elif part.name not in papers:
-            (folder / part.name).symlink_to(part)  # drawings alone are not, as they are written
+    committed, folder = REFERENCE / name, undrawn(name)
     artefact = read(ROOT / f"workflow/papers/{paper}/{stem}.yaml")
     if (name, artefact.name) in WITHOUT_WEIGHTS:
         with pytest.raises(

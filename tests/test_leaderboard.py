@@ -7,7 +7,7 @@ import shutil
 import pytest
 from conftest import ROOT
 
-from relinear.draw import leaderboard, quote
+from relinear.draw import beside, leaderboard, quote
 from relinear.errors import UserError
 
 FOLDER = "float32_smollm2"
@@ -25,7 +25,7 @@ def lines(page: str) -> dict[str, list[str]]:
 def another(tmp_path, monkeypatch):
     """Enters the row of another lab, with cells in place of Lizard's, beside ours; returns nothing."""
     monkeypatch.setattr(quote, "REFERENCE", tmp_path)
-    monkeypatch.setattr(quote, "read_committed", lambda path: path.read_text())
+    monkeypatch.setattr(beside, "read_committed", lambda path: path.read_text())
     shutil.copytree(OURS, tmp_path / FOLDER)
 
     def enter(**cells: str) -> None:

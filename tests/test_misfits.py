@@ -23,13 +23,14 @@ from relinear.plan.strict import ConfigError
 
 ROOT = Path(__file__).resolve().parents[1]
 REFERENCE = ROOT / "results/reference"
+UNFINISHED = shutil.ignore_patterns("*.pyc.*", ".*.json.*")  # another process may be compiling
 
 
 @pytest.fixture
 def copy(tmp_path, interpreter) -> Path:
     """A copy of the repository's code and settings, to edit, and the Python of the commands in it."""
     for name in ("src", "kernels", "workflow", "profiles", "tests"):
-        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=UNFINISHED)
     for name in ("Snakefile", "LICENSE", "pyproject.toml"):
         shutil.copy(ROOT / name, tmp_path / name)
     (tmp_path / ".python").symlink_to(interpreter)

@@ -263,6 +263,9 @@ def test_an_edited_an_added_and_a_removed_file_are_seen(tmp_path):
     process = warm.warm
     stamps = [process.stamps([tmp_path])]
     (tmp_path / "folder/.one.py.swp").touch()
+    (tmp_path / "folder/__pycache__").mkdir()
+    for kept in ("one.pyc", "one.json"):
+        (tmp_path / "folder/__pycache__" / kept).touch()
     assert process.stamps([tmp_path]) == stamps[0]
     for edit in (
         lambda: (tmp_path / "folder/one.py").write_text("12"),

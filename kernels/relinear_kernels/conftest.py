@@ -23,5 +23,5 @@ def triton_path(monkeypatch, request):
     monkeypatch.setenv("RELINEAR_KERNELS", "triton")
     testing.fill_empty_with_nan(monkeypatch)
     if testing.DEVICE == "cpu":
-        testing.patch_language_once(monkeypatch)
+        testing.spare_the_interpreter(monkeypatch)
     torch.manual_seed(sum(map(ord, request.node.nodeid)))

@@ -1,7 +1,10 @@
 """The parts that kernel tests share: the device, the comparison of a fused op with its float64 definition,
 and tolerances."""
 
+import dataclasses
+import functools
 import os
+import sys
 
 import torch
 from torch import Tensor
@@ -79,25 +82,48 @@ def fill_empty_with_nan(monkeypatch) -> None:
         monkeypatch.setattr(torch, name, poison)
 
 
-def patch_language_once(monkeypatch) -> None:
-    """Make Triton's interpreter replace the functions of triton.language at each launch alone. It looks
-    through all of them again at each call of a device function within one, for a third of a test's time."""
+def spare_the_interpreter(monkeypatch) -> None:
+    """Leave out what Triton's interpreter does again and again to no effect, three fifths of a test's time.
+
+    It replaces the functions of triton.language at each call of a device function, here at each launch alone.
+    It adds, subtracts and multiplies integers once more, in 64 bits, and compares the outcome with the range
+    of 32, for an assertion that it then makes in its debug mode alone. It makes its table of dtypes anew
+    whenever it looks one up.
+    """
     from triton import language
     from triton.runtime import interpreter
 
     real, languages, replaced = interpreter._patch_lang, (language, language.core), set()
 
+    @functools.cache
+    def named(module: str) -> set[int]:
+        values = vars(sys.modules[module]).values()
+        return {id(value) for value in values if any(value is one for one in languages)}
+
     def patch(fn):
-        named = {id(value) for value in fn.__globals__.values() if any(value is one for one in languages)}
-        if named <= replaced:
+        mine = named(fn.__module__)
+        if mine <= replaced:
             return interpreter._LangPatchScope()  # nothing to restore
         scope = real(fn)
-        replaced.update(named)
+        replaced.update(mine)
         restore = scope.restore
         scope.restore = lambda: (restore(), replaced.clear())
         return scope
 
     monkeypatch.setattr(interpreter, "_patch_lang", patch)
+
+    builder = interpreter.interpreter_builder
+    assert not builder.options.debug
+    monkeypatch.setattr(builder, "options", dataclasses.replace(builder.options, sanitize_overflow=False))
+
+    look_up, known = interpreter._get_np_dtype, {}
+
+    def dtype(of):
+        if of.scalar.name not in known:
+            known[of.scalar.name] = look_up(of)
+        return known[of.scalar.name]
+
+    monkeypatch.setattr(interpreter, "_get_np_dtype", dtype)
 
 
 def of_key_heads(args: dict[str, Tensor], groups: int) -> dict[str, Tensor]:

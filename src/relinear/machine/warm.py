@@ -157,7 +157,7 @@ def stamps(folders: Iterable[Path]) -> dict[str, tuple[int, int]]:
         path
         for folder in folders
         for path in folder.rglob("*")
-        if path.suffix != ".pyc" and not path.name.startswith(".")
+        if path.parent.name != "__pycache__" and not path.name.startswith(".")
     ):
         with suppress(FileNotFoundError):  # it has gone meanwhile
             if not path.is_dir():
