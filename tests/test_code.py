@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import hashlib
 import importlib
 import inspect
 import json
@@ -300,6 +301,31 @@ def test_what_was_read_of_a_file_is_kept_until_the_file_changes_and_a_damaged_on
         code._read.cache_clear()
         assert code_hash(["toy.a"]) == before and kept[1].read_text() == whole
     assert package("b", "def f(x):\n    return x + 2\n") != before
+
+
+def test_facts_are_kept_by_the_rules_that_found_them_also_in_a_process_that_outlives_an_edit(
+    package, tmp_path, monkeypatch
+):
+    """An old process would else keep what its rules found as what the edited module finds."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    edited = tmp_path.with_name("edited.py")
+    edited.write_text(Path(code.__file__).read_text() + "\nEDITED = True\n")
+    monkeypatch.setattr(code, "__file__", str(edited))
+    code_hash(["toy.a"])
+    new = hashlib.sha256(edited.read_bytes()).digest()
+    for kept in (tmp_path / "__pycache__").glob("*.json"):
+        source = (tmp_path / f"{kept.name.partition('.')[0]}.py").read_bytes()
+        of = json.loads(kept.read_text())["of"]
+        assert of == hashlib.sha256(code.RULES + source).hexdigest()
+        assert of != hashlib.sha256(new + source).hexdigest()
+
+
+def test_facts_lie_where_python_keeps_compiled_files(package, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    monkeypatch.setattr(sys, "pycache_prefix", str(tmp_path.with_name("prefix")))
+    code_hash(["toy.a"])
+    assert not (tmp_path / "__pycache__").exists()
+    assert len(list(tmp_path.with_name("prefix").rglob("*.json"))) == 4
 
 
 def test_find_knows_our_modules_only():

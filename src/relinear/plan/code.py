@@ -29,6 +29,8 @@ METHODS = "relinear.attention."
 # constants of a metric that only the plan reads, to refuse what there cannot be; the package's
 UNCOUNTED = ("NEEDS", "YIELDS", "__version__")
 KERNELS = "relinear_kernels"
+# of this module as it was imported: a process that goes on beside an edit of it keeps facts under the old one
+RULES = hashlib.sha256(Path(__file__).read_bytes()).digest()
 
 
 def _without_words(tree: ast.AST) -> ast.AST:
@@ -111,7 +113,7 @@ def _facts(path: Path) -> Facts:
     """The facts of a file, as they were kept beside its compiled form where neither the file nor this module
     has changed since: a command asks for those of 140 files, whose trees take most of a second of a core."""
     source = path.read_bytes()
-    of = hashlib.sha256(_rules() + source).hexdigest()
+    of = hashlib.sha256(RULES + source).hexdigest()
     kept = Path(importlib.util.cache_from_source(str(path))).with_suffix(".json")
     with suppress(OSError, ValueError, TypeError, KeyError):  # there is none, or it is damaged
         found = json.loads(kept.read_text())
@@ -121,15 +123,10 @@ def _facts(path: Path) -> Facts:
     if not sys.dont_write_bytecode:
         unfinished = kept.with_name(f".{kept.name}.{os.getpid()}")
         with suppress(OSError):  # a folder that is not ours to write to
-            kept.parent.mkdir(exist_ok=True)
+            kept.parent.mkdir(parents=True, exist_ok=True)
             unfinished.write_text(json.dumps({"of": of, **facts._asdict()}))
             os.replace(unfinished, kept)
     return facts
-
-
-@functools.cache
-def _rules() -> bytes:
-    return hashlib.sha256(Path(__file__).read_bytes()).digest()
 
 
 def _facts_of(tree: ast.Module) -> Facts:
