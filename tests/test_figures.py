@@ -24,7 +24,7 @@ from relinear.draw.frame import frame_of
 from relinear.draw.grid import _beside, heat_of
 from relinear.draw.weights import per_head
 from relinear.plan.claims import Claim
-from relinear.plan.figures import Panel
+from relinear.plan.figures import Own, Panel
 from relinear.plan.specs import read
 from relinear.plan.strict import ConfigError
 
@@ -801,21 +801,21 @@ def row(**changes):
     return costs.Row(**given | changes)
 
 
+CLAIM_OF_COSTS = {
+    "left": {"row": "lizard", "at": {"batch": "largest"}},
+    "right": {"row": "teacher", "at": {"batch": "largest"}},
+    "claim": "c",
+    "source": "s",
+    "column": "decode_tokens_per_second",
+    "op": ">",
+    "ratio": 4,
+    "margin_by": "ours",
+    "published": "p",
+}
+
+
 def verdict(rows, **changes):
-    points = {
-        "left": {"row": "lizard", "at": {"batch": "largest"}},
-        "right": {"row": "teacher", "at": {"batch": "largest"}},
-    }
-    given = {
-        "claim": "c",
-        "source": "s",
-        "column": "decode_tokens_per_second",
-        "op": ">",
-        "ratio": 4,
-        "margin_by": "ours",
-        "published": "p",
-    }
-    claim = Claim(**points | given | changes)
+    claim = Claim(**CLAIM_OF_COSTS | changes)
     return judge(claim, costs.look_in(claim, rows), remark=costs.remark(claim, rows, "teacher"))
 
 
@@ -843,6 +843,14 @@ def test_rows_of_another_commit_than_the_first_series_are_marked():
     assert costs.elsewhere(rows, "teacher") == {"lizard": ["b"]}
     assert costs.elsewhere(rows[:2], "teacher") == costs.elsewhere(rows[2:], "teacher") == {}
     assert "measured at another commit than the teacher: lizard;" in verdict(rows).figures
+    rows.append(row(run="hedgehog", batch=4, commit="d"))
+    of_each = Claim(**CLAIM_OF_COSTS | {"also": ["hedgehog"]})
+    assert costs.remark(of_each, rows, "teacher").endswith("than the teacher: hedgehog, lizard")
+
+
+def test_a_figure_that_a_file_draws_may_claim_beside_several_rows():
+    spec = Own(label="x", says="x", draw="own", needs=(), claims=[CLAIM_OF_COSTS | {"also": ["hedgehog"]}])
+    assert spec.names() == ["lizard", "teacher", "hedgehog"]
 
 
 def test_a_curve_of_costs_is_in_gib_ends_with_memory_and_leaves_out_what_is_measured_to_integrate_over():

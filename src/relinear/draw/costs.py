@@ -95,7 +95,7 @@ def elsewhere(rows: Sequence[Row], baseline: str) -> dict[str, list[str]]:
 
 def remark(claim: Claim, rows: Sequence[Row], baseline: str) -> str:
     """A note on a comparison of rows that were measured at different commits."""
-    other = sorted({point.row for point in claim.points} & elsewhere(rows, baseline).keys())
+    other = sorted({point.row for point in claim.all_points} & elsewhere(rows, baseline).keys())
     return f"measured at another commit than the {baseline}: {', '.join(other)}" if other else ""
 
 

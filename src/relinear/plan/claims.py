@@ -264,6 +264,12 @@ class Claim(Strict):
         sides = (self.left, self.right, self.ceiling, self.floor if isinstance(self.floor, Point) else None)
         return [self.full(point) for point in sides if point is not None]
 
+    @property
+    def all_points(self) -> list[Point]:
+        """The cells that the claim compares, also by the other form and beside the further rows."""
+        other = self.by_other_form
+        return [point for claim in (*self.by_each, *([other] if other else [])) for point in claim.points]
+
 
 class Address(NamedTuple):
     """The place of one reading. A figure that draws what lies beside the readings names no metric."""
@@ -400,9 +406,7 @@ class Spec(Strict):
             for name in (*claim.dose, *(other.dose if (other := claim.by_other_form) else ())):
                 known("row", name, dosed or (), f"claim {claim.claim!r}, dose")
             untrained = [claim.left.model_copy(update={"row": claim.untrained})] if claim.untrained else []
-            other = claim.by_other_form
-            others = other.points if other is not None else [p for c in claim.by_each for p in c.points]
-            for point in (*claim.points, *others, *map(claim.full, (*claim.requires, *untrained))):
+            for point in (*claim.all_points, *map(claim.full, (*claim.requires, *untrained))):
                 where = f"claim {claim.claim!r}"
                 known(self.called, point.row, self.names(), where)
                 self.check_place(point, where)
@@ -419,9 +423,7 @@ class Spec(Strict):
                     f"claim {claim.claim!r} compares what a program took with another program or with a card,"
                     " which is of its kernels and its card; say in `recipe` what ours were"
                 )
-        named = {point.row for claim in self.claims for point in claim.points} | {
-            row for claim in self.claims for row in (*claim.either.values(), *claim.also)
-        }
+        named = {point.row for claim in self.claims for point in claim.all_points}
         for name in self.forms:
             known("row of a claim", name, sorted(named), "forms")
 

@@ -434,8 +434,7 @@ class Own(Spec):
     def names(self) -> list[str]:
         """What a claim may name as `row`: the runs; without `needs`, what the claims name is for the file's
         `look` to find."""
-        forms = (form for claim in self.claims for form in (claim, claim.by_other_form) if form)
-        said = (point.row for form in forms for point in (*form.points, *form.requires))
+        said = (point.row for claim in self.claims for point in (*claim.all_points, *claim.requires))
         return list(dict.fromkeys((need.run for need in self.needs) if self.needs else said))
 
     @property
