@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import huggingface_hub
 import pyarrow as pa
@@ -37,8 +38,10 @@ from relinear.get.readers import rows
 from relinear.get.text import Document, documents
 from relinear.opening import configuring, reading
 from relinear.plan.assets import AssetError, Own, catalogue
+from relinear.plan.names import Node
 from relinear.plan.plan import Plan
 from relinear.plan.strict import WORKFLOW
+from relinear.stage import _on_own_files
 from relinear.tracking import live as tracking
 
 PAGE = (ROOT / "docs/own.md").read_text()
@@ -707,6 +710,17 @@ def test_a_fault_of_a_reader_s_own_code_is_not_told_as_the_text_s(mine, tmp_path
         made(plan, "text my-text@my-model")
     with pytest.raises(AttributeError, match="has no attribute 'loads'"), reading("a text", "rows"):
         next(rows.read(mine / "my-text.jsonl"))
+
+
+def test_what_fails_in_a_measurement_on_items_of_one_s_own_is_not_told_as_the_items(tmp_path):
+    name = "my-items"
+    plan = SimpleNamespace(catalogue={name: Own(name=name, source="path", path=tmp_path)})
+    job = SimpleNamespace(assets={name: tmp_path})
+    with pytest.raises(RuntimeError, match="^out of memory$"), _on_own_files(plan, Node("measure", "a"), job):
+        raise RuntimeError("out of memory")
+    with pytest.raises(UserError, match="my-items .* cannot be read: RuntimeError: no text; possible"):
+        with _on_own_files(plan, Node("text", "a"), job):
+            raise RuntimeError("no text")
 
 
 def test_an_asset_of_this_machine_is_its_content(tmp_path, monkeypatch):
