@@ -17,7 +17,7 @@ from synthetic import everything, measurement, paper, reading
 from relinear.draw import About
 from relinear.draw.claims import UNTESTED, Judgement, Value, judge
 from relinear.draw.drawing import make, verdicts
-from relinear.draw.render import count, number
+from relinear.draw.render import count, number, titled
 from relinear.draw.table import _counts
 from relinear.errors import UserError
 from relinear.plan.chance import chance_of
@@ -143,6 +143,16 @@ def test_a_missing_task_leaves_its_average_unrun_and_the_other_standing(measured
     row = rows(tmp_path / "table2.csv")["teacher"]
     assert row["mmlu_acc"] == row["avg"] == row["avg_stderr"] == "not run"
     assert float(row["avg_no_mmlu"]) == pytest.approx(60.4)
+
+
+def test_each_cell_stands_under_its_own_title_and_a_missing_one_is_an_error():
+    assert titled([{"a": "1", "b": "2"}, {"b": "4", "a": "3"}]).splitlines()[2:] == [
+        "| 1   |   2 |",
+        "| 3   |   4 |",
+    ]
+    assert titled([]) == ""
+    with pytest.raises(KeyError, match="b"):
+        titled([{"a": "1", "b": "2"}, {"a": "3"}])
 
 
 def test_tasks_that_no_paper_has_stand_in_the_markdown_where_they_were_scored(measured, tmp_path):

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from relinear.core import store
 from relinear.draw import quote
 from relinear.draw.beside import PROVENANCE
-from relinear.draw.render import markdown
+from relinear.draw.render import titled
 from relinear.draw.report import records_of
 from relinear.errors import UserError
 
@@ -32,7 +32,6 @@ MEASURES = {
     "Answers, F1": Measure("f1_beyond", "±.1f"),
     "Average of five": Measure("avg_no_mmlu", "±.1f"),
 }
-COLUMNS = ("Run", "State, MiB", "Keys", "Tokens", "Trainings", *MEASURES, "In", "Commits")
 
 Row = Mapping[str, quote.Number | str]
 
@@ -56,18 +55,18 @@ def page(scale: str) -> str:
         rivals = [other for _, other in entries if other["state_mib"] <= row["state_mib"]]
         tokens = (row["distill_tokens"] + row["finetune_tokens"]) / 1e6
         lines.append(
-            [
-                quote.SHOWN_AS.get(row["run"], row["run"]),
-                f"{row['state_mib']:.2f}",
-                f"{row['positions']:.0f}",
-                f"{tokens:.0f}M",
-                f"{row['seeds']:.0f}",
-                *(_shown(row, measure, rivals) for measure in MEASURES.values()),
-                f"`{folder}`",
-                ", ".join(_commits(folder, row["run"])),
-            ]
+            {
+                "Run": quote.SHOWN_AS.get(row["run"], row["run"]),
+                "State, MiB": f"{row['state_mib']:.2f}",
+                "Keys": f"{row['positions']:.0f}",
+                "Tokens": f"{tokens:.0f}M",
+                "Trainings": f"{row['seeds']:.0f}",
+                **{title: _shown(row, measure, rivals) for title, measure in MEASURES.items()},
+                "In": f"`{folder}`",
+                "Commits": ", ".join(_commits(folder, row["run"])),
+            }
         )
-    return markdown(COLUMNS, lines)
+    return titled(lines)
 
 
 def _require_numbers(row: Row, where: str) -> None:

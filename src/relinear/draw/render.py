@@ -63,9 +63,11 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[str]], align: str = 
 
 
 def titled(rows: Iterable[Mapping[str, str]], align: str = "right") -> str:
-    """As `markdown`, of rows that have each cell under its column's title; empty without rows."""
+    """As `markdown`, of rows that have each cell under its column's title, as the first row has these in
+    order; empty without rows."""
     rows = list(rows)
-    return markdown(list(rows[0]), [list(row.values()) for row in rows], align) if rows else ""
+    titles = list(rows[0]) if rows else []
+    return markdown(titles, [[row[title] for title in titles] for row in rows], align) if rows else ""
 
 
 def quoted(who: str, text: str) -> str:
