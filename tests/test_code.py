@@ -1,6 +1,7 @@
 """Laws of the code hash: it covers the code that a stage's result depends on, and no other."""
 
 import ast
+import errno
 import functools
 import hashlib
 import importlib
@@ -326,6 +327,25 @@ def test_facts_lie_where_python_keeps_compiled_files(package, tmp_path, monkeypa
     code_hash(["toy.a"])
     assert not (tmp_path / "__pycache__").exists()
     assert len(list(tmp_path.with_name("prefix").rglob("*.json"))) == 4
+
+
+def test_where_facts_cannot_be_kept_they_are_found_and_nothing_is_left(package, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    before = code_hash(["toy.a"])
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(code.os, "replace", full)
+        code._read.cache_clear()
+        assert code_hash(["toy.a"]) == before
+    assert list((tmp_path / "__pycache__").iterdir()) == []
+    (tmp_path / "__pycache__").rmdir()
+    (tmp_path / "__pycache__").write_text("")  # no folder
+    code._read.cache_clear()
+    assert code_hash(["toy.a"]) == before
 
 
 def test_find_knows_our_modules_only():

@@ -122,10 +122,13 @@ def _facts(path: Path) -> Facts:
     facts = _facts_of(ast.parse(source, str(path)))
     if not sys.dont_write_bytecode:
         unfinished = kept.with_name(f".{kept.name}.{os.getpid()}")
-        with suppress(OSError):  # a folder that is not ours to write to
+        try:
             kept.parent.mkdir(parents=True, exist_ok=True)
             unfinished.write_text(json.dumps({"of": of, **facts._asdict()}))
             os.replace(unfinished, kept)
+        except OSError:  # a folder that is not ours to write to, or a full disk
+            with suppress(OSError):
+                unfinished.unlink()
     return facts
 
 
