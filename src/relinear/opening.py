@@ -90,8 +90,9 @@ def _telling(what: str, possible: str, *others: type[Exception]) -> Iterator[Non
 
 
 def _of_code(error: BaseException) -> bool:
-    """Whether an error names an attribute that something of our own code lacks: one of `DATA` where a
-    record was expected, or of a configuration, is the file's fault."""
+    """Whether an error is a fault of our own code: a line of it asked for an attribute that is not there. It
+    is the file's fault where it gave one of `DATA` in the place of a record, and where another library asked,
+    as one does of a configuration."""
     if not isinstance(error, AttributeError) or isinstance(error.obj, DATA) and error.name:
         return False
     *_, last = traceback.extract_tb(error.__traceback__)
