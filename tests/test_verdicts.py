@@ -25,7 +25,7 @@ from relinear.draw.drawing import verdicts as judged_alone
 from relinear.draw.planned import draw_planned
 from relinear.draw.render import count
 from relinear.draw.spreads import COLUMNS, SPREADS, Of, Spreads, committed
-from relinear.draw.stated import BY_ITEMS, BY_TRAININGS, Stated, stated
+from relinear.draw.stated import BY_ITEMS, BY_TRAININGS, NO_NUMBER, Stated, stated
 from relinear.draw.table import _of_other_trainings
 from relinear.draw.trainings import spreads_of
 from relinear.get import assets, pieces, text
@@ -67,7 +67,7 @@ def verdict(
     but for what is changed."""
     scores, runs = SCORES | (scores or {}), ["lizard", "t2r", "teacher", *rows]
     measured = {}
-    for run in runs:
+    for run in (run for run in runs if scores[run] is not None):
         trained = run not in ("teacher", "window")
         for i in range(seeds if trained else 1):
             name = f"{run}-seed{i}" if i else run
@@ -204,6 +204,18 @@ def test_what_is_claimed_beside_several_rows_holds_beside_each(tmp_path, supra, 
     assert (found["verdict"], found["compared"]) == (verdict_of, "lizard acc > t2r acc and supra acc")
     assert found["reason"].startswith(says), found["reason"]
     assert "t2r 52.00" in found["figures"] and f"supra {100 * supra:.2f}" in found["figures"]
+
+
+@pytest.mark.parametrize("sides", [("t2r", "supra"), ("supra", "t2r")])
+def test_a_row_without_a_number_is_why_a_claim_beside_several_rows_is_not_tested(tmp_path, sides):
+    """And not that another row is within its error: no training could settle that claim."""
+    claim = {"right": sides[0], "also": sides[1:]}
+    found = verdict(tmp_path, scores={"t2r": 0.59, "supra": None}, claim=claim, rows=["supra"])
+    assert (found["verdict"], found["reason"]) == (UNTESTED, "beside supra: supra: acc was not run")
+    told = Stated("p", "c", "s", (), found["compared"], "", (("folder", found),))
+    assert told.kind == NO_NUMBER and found["error"] == ""
+    found = verdict(tmp_path, scores={"t2r": 0.90, "supra": None}, claim=claim, rows=["supra"])
+    assert found["verdict"] == "contradicted"
 
 
 def test_a_training_that_collapsed_judges_nothing(tmp_path):

@@ -338,12 +338,14 @@ def _of_forms(first: Judgement, second: Judgement, either: Mapping[str, str]) ->
 
 def _of_each(rows: Sequence[str], found: Sequence[Judgement], compared: str) -> Judgement:
     """One verdict on a claim that compares one side with several rows: that of the first row which decides
-    it, with the reasons of all that agree."""
+    it, with the reasons of all that agree; of rows that leave it untested, those without a number if there
+    are any."""
     verdicts = [judgement.verdict for judgement in found]
     verdict: Verdict = next((v for v in ("contradicted", UNTESTED) if v in verdicts), "reproduced")
-    speak = [
+    agree = [
         (row, judgement) for row, judgement in zip(rows, found, strict=True) if judgement.verdict == verdict
     ]
+    speak = [(row, judgement) for row, judgement in agree if judgement.error is None] or agree
     return speak[0][1]._replace(
         figures=" | ".join(dict.fromkeys(judgement.figures for judgement in found if judgement.figures)),
         reason="; ".join(f"beside {row}: {judgement.reason}" for row, judgement in speak),
