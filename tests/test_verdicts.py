@@ -512,6 +512,9 @@ def test_within_error_says_whether_more_trainings_could_settle_it():
     assert kind("1.14 ± 0.07 is within error of 1.05", 0.04) == BY_TRAININGS
     of_forms = f"by a: {within}; by b, a form that the paper states, too: not tested, 1 is within error"
     assert kind(of_forms, 2.9) == BY_ITEMS
+    assert (
+        kind(f"by a: not run; by b, a form that the paper states, too: not tested, {within}", "") == NO_NUMBER
+    )
     for claim in stated():
         assert claim.kind != "within error", claim.claim
 

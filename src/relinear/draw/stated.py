@@ -91,8 +91,10 @@ class Stated(NamedTuple):
             return self.verdict
         if not self.rows:
             return NO_ROW if not self.compared else NO_NUMBER
-        kind = kind_of(self.reason)
-        return _part_of_error(self.told[1]) if kind == KINDS[WITHIN_ERROR] else kind
+        kind, row = kind_of(self.reason), self.told[1]
+        if kind != KINDS[WITHIN_ERROR]:
+            return kind
+        return _part_of_error(row) if row["error_items"] else NO_NUMBER  # of the form that speaks
 
 
 def _part_of_error(row: Mapping[str, str]) -> str:
