@@ -801,6 +801,12 @@ def test_a_file_of_a_node_beside_a_store_that_no_manifest_names_is_refused(tmp_p
         draw_committed(folder, table)
 
 
+def test_a_verdict_s_words_come_back_as_they_were_written(tmp_path):
+    told = {"lizard/table1": [{"claim": 'a, "b"\nc', "reason": "d\u2028e\x0cf"}]}
+    VERDICTS.write(tmp_path, told)
+    assert VERDICTS.committed(tmp_path) == told
+
+
 def test_pages_read_committed_files_only_as_their_manifest_names_them(tmp_path):
     folder = Path(shutil.copytree(COMMITTED / "vit_mini", tmp_path / "vit_mini"))
     file = folder / "claims.csv"

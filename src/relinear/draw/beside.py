@@ -5,6 +5,7 @@ folder of committed results each is one file of all drawings, by `<paper>/<stem>
 """
 
 import csv
+import io
 import json
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -74,11 +75,15 @@ def _write_json(path: Path, told: Mapping[str, Any]) -> None:
 def lines_of(file: Path) -> list[Line]:
     """The rows of a CSV file as texts. Raises BrokenError for a committed file that is not as it was
     committed."""
-    return list(csv.DictReader(read_committed(file).splitlines()))
+    return _parsed(read_committed(file))
 
 
 def _lines(file: Path) -> list[Line]:
-    return list(csv.DictReader(file.read_text(encoding="utf-8").splitlines()))
+    return _parsed(file.read_text(encoding="utf-8"))
+
+
+def _parsed(text: str) -> list[Line]:
+    return list(csv.DictReader(io.StringIO(text, newline="")))  # a cell may have line breaks of any kind
 
 
 def _by_drawing(file: Path) -> dict[str, list[Line]]:
