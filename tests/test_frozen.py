@@ -3,6 +3,7 @@ there were specs, byte for byte. Those costs, and the verdicts that were drawn f
 `frozen/efficiency`."""
 
 import csv
+import dataclasses
 import functools
 import json
 import shutil
@@ -171,6 +172,27 @@ def test_hedgehog_s_maps_are_the_printed_share_of_llama_2_by_two_maps_without_bi
     [row] = VERDICTS.of(tmp_path / place)
     assert (row["verdict"], row["whose"]) == ("contradicted", "paper")  # "of the original model size"
     assert row["reason"].endswith("a form that the paper states, too: contradicted, 2.96 is not < 0.50")
+
+
+def test_no_verdicts_stay_of_a_drawing_that_has_no_claims_any_more(tmp_path):
+    artefact = read(ROOT / "workflow/papers/hedgehog/parameters.yaml")
+    without = dataclasses.replace(artefact, spec=artefact.spec.model_copy(update={"claims": ()}))
+    shutil.copy(ROOT / "results/reference/hedgehog_smollm2/reference.json", tmp_path)
+    draw_committed(tmp_path, artefact)
+    own_verdicts = VERDICTS.committed(tmp_path)
+
+    def redrawn(others: dict) -> dict:
+        [file] = VERDICTS.write(tmp_path, own_verdicts | others)
+        manifest = json.loads((tmp_path / "reference.json").read_text())
+        manifest["files"][file.name] = sha256(file)
+        (tmp_path / "reference.json").write_text(json.dumps(manifest))
+        draw_committed(tmp_path, without)
+        return json.loads((tmp_path / "reference.json").read_text())["files"]
+
+    other = {"hedgehog/other": own_verdicts["hedgehog/parameters"]}
+    assert redrawn(other)[VERDICTS.file] == sha256(tmp_path / VERDICTS.file)
+    assert VERDICTS.committed(tmp_path) == other
+    assert VERDICTS.file not in redrawn({}) and not (tmp_path / VERDICTS.file).exists()
 
 
 def table7(workflow: Path, out: Path) -> dict[str, str]:

@@ -61,8 +61,9 @@ class Beside(NamedTuple):
         }
 
     def write(self, folder: Path, told: Mapping[str, Any]) -> list[Path]:
-        """Write the one file of a folder, or none where nothing is told; returns it."""
+        """Write the one file of a folder, or remove it where nothing is told; returns it."""
         if not told:
+            (folder / self.file).unlink(missing_ok=True)
             return []
         self.write_all(folder / self.file, dict(sorted(told.items())))
         return [folder / self.file]

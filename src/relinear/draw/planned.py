@@ -163,7 +163,7 @@ def draw_committed(folder: Path, artefact: Artefact, claims: bool = False) -> li
                 f"{missing[0]} is missing: {artefact.name} is drawn from it{_elsewhere(folder, artefact)}"
             )
         with _alone(folder):
-            return _small(folder, how(artefact, {}, About(scale="", files=files), out), claims)
+            return _small(folder, artefact, how(artefact, {}, About(scale="", files=files), out), claims)
     if not manifest.is_file():
         raise UserError(
             f"{folder} has no {MANIFEST}: it is no folder of committed results{_elsewhere(folder, artefact)}"
@@ -193,9 +193,10 @@ def draw_committed(folder: Path, artefact: Artefact, claims: bool = False) -> li
         alone = "; its verdicts alone: the same with --claims" * bool(artefact.spec.claims)
         raise UserError(f"{artefact.name}: {error}; where they were measured: {command}{alone}") from None
     with _alone(folder):  # what was drawn meanwhile stays in the manifest
-        written = _small(folder, drawn, claims)
+        written = _small(folder, artefact, drawn, claims)
         facts = records.read_manifest(manifest)
-        names = {path.relative_to(folder).as_posix(): path for path in (*drawn, *written)}
+        told = [folder / kind.file for kind in TOLD]
+        names = {path.relative_to(folder).as_posix(): path for path in (*drawn, *written, *told)}
         kept = {name: hashed for name, hashed in facts["files"].items() if name not in names}
         made = {name: sha256(path) for name, path in names.items() if path.is_file()}
         facts["files"] = dict(sorted((kept | made).items()))
@@ -236,16 +237,17 @@ def _elsewhere(folder: Path, artefact: Artefact) -> str:
     return f"; possible: {', '.join(found)}" if found else ""
 
 
-def _small(folder: Path, written: list[Path], claims: bool) -> list[Path]:
+def _small(folder: Path, artefact: Artefact, written: list[Path], claims: bool) -> list[Path]:
     """Make drawn files small enough to commit: PNGs in 256 colours, no PDF, and what is told of drawings in
-    the one file of the folder for it, where the provenance of `claims` alone is added to their drawing's.
-    Returns their paths."""
+    the one file of the folder for it, where the provenance of `claims` alone is added to their drawing's, and
+    where nothing stays of a drawing that has no claims any more. Returns their paths."""
     for kind in TOLD:
         told, had = kind.of_drawings(folder, written), kind.committed(folder)
         if claims and kind is PROVENANCE:
             told = {name: joined(had.get(name, each), each) for name, each in told.items()}
-        if told:
-            written = [*written, *kind.write(folder, had | told)]
+        others = {name: each for name, each in had.items() if name != f"{artefact.paper}/{artefact.stem}"}
+        if told or others != had:
+            written = [*written, *kind.write(folder, others | told)]
         for name in told:
             (folder / f"{name}{kind.ending}").unlink()
     for path in written:

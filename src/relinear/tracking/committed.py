@@ -165,7 +165,6 @@ def repack(folder: Path | str, without: Collection[str] = ()) -> dict[str, int]:
         else:
             store.write(scratch, nodes)
         for kind in TOLD:
-            (scratch / kind.file).unlink(missing_ok=True)
             kind.write(scratch, told[kind])
         changed = {name: how for name, how in manifest["changed"].items() if name in older}
         return _closed(scratch, manifest["scale"], changed)
