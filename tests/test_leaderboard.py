@@ -64,8 +64,9 @@ def test_a_run_of_two_folders_is_the_first_folders(another):
     assert lines(leaderboard.page("smollm2"))["Lizard"][0] == "3.00"
 
 
-def test_a_row_without_a_number_is_refused(another):
-    another(run="lizard", f1_beyond="not run")
+@pytest.mark.parametrize("column", ["positions", "f1_beyond"])
+def test_a_row_without_a_number_is_refused(another, column):
+    another(run="lizard", **{column: "not run"})
     shutil.rmtree(quote.REFERENCE / FOLDER)
-    with pytest.raises(UserError, match="f1_beyond of lizard is 'not run'"):
+    with pytest.raises(UserError, match=f"{column} of lizard is 'not run'"):
         leaderboard.page("smollm2")

@@ -70,7 +70,7 @@ def page(scale: str) -> str:
 
 
 def _require_numbers(row: Row, where: str) -> None:
-    for column in ("state_mib", *(measure.column for measure in MEASURES.values())):
+    for column in ("state_mib", "positions", *(measure.column for measure in MEASURES.values())):
         if not isinstance(row[column], quote.Number):
             raise UserError(
                 f"{where}: {column} of {row['run']} is {row[column]!r}; a row of the leaderboard has a number"
