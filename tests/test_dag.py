@@ -18,8 +18,8 @@ import psutil
 import pytest
 from conftest import FIGURES, HOLD, TARGETS, append, children, curve_of, wait
 
+from relinear.plan.forms import contents
 from relinear.records import drawn_early, entries
-from relinear.stage import contents
 
 ROWS = ["teacher", "teacher_lora", "t2r", "hedgehog", "supra", "lolcats_linear", "lolcats_window", "lizard"]
 ACCURACIES = [

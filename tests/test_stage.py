@@ -15,10 +15,11 @@ from safetensors.torch import save_file
 from relinear import stage
 from relinear.errors import UserError
 from relinear.files import sha256
+from relinear.plan.forms import contents
 from relinear.plan.plan import Plan
 from relinear.plan.strict import WORKFLOW
 from relinear.records import set_aside
-from relinear.stage import StageError, changes_code, contents, run_stage, stands
+from relinear.stage import StageError, changes_code, run_stage, stands
 from relinear.tracking import live as tracking
 
 RECORD = {

@@ -35,6 +35,7 @@ from relinear.machine.disk import WORK, in_the_way, sync
 from relinear.machine.mode import as_umask
 from relinear.plan.assets import Own
 from relinear.plan.code import kernel_hashes
+from relinear.plan.forms import contents
 from relinear.plan.job import Job, Link
 from relinear.plan.names import digest
 from relinear.plan.plan import Plan
@@ -177,14 +178,6 @@ def stands(plan: Plan, node: Node) -> bool:
             _keep(folder, node)
             return True
     return False
-
-
-def contents(record: dict[str, Any]) -> str:
-    """One hash over the sha256 of every file that a stage made. Its history is left out, since that has
-    times."""
-    return digest(
-        {name: entry["sha256"] for name, entry in record["artefacts"].items() if name != "history.jsonl"}
-    )
 
 
 def _scratch(plan: Plan, node: Node) -> Path:

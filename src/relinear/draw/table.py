@@ -13,10 +13,9 @@ from relinear.draw.claims import Judgement, judge_claim, tally
 from relinear.draw.drawing import Drawn
 from relinear.draw.provenance import Origin
 from relinear.draw.render import NOT_RUN, count, markdown, number, percent, plus_minus, write_csv, write_text
-from relinear.plan.forms import told_behind
+from relinear.plan.forms import contents, told_behind
 from relinear.plan.specs import Artefact
 from relinear.plan.tables import DATA, Column, Table
-from relinear.stage import contents
 
 BELOW = "**Published**, for other teachers and budgets: compare order and distance to the teacher."
 OVER_SEEDS = "A {} of several seeds is their mean, its error that of the items and of the seeds."

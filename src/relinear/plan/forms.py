@@ -13,6 +13,7 @@ from typing import Any
 from relinear import attention, records, stages
 from relinear.core import store
 from relinear.plan.measured import Measured
+from relinear.plan.names import digest
 from relinear.plan.options import KEEP, method_file, schema
 from relinear.plan.strict import ConfigError
 
@@ -93,6 +94,14 @@ def told_behind(found: Measured) -> list[tuple[dict[str, Any], dict[str, Any] | 
         for parent, place in told
         if place.parts[0] == "runs" and place.name in stages.training()
     ]
+
+
+def contents(record: dict[str, Any]) -> str:
+    """One hash over the sha256 of every file that a stage made. Its history is left out, since that has
+    times."""
+    return digest(
+        {name: entry["sha256"] for name, entry in record["artefacts"].items() if name != "history.jsonl"}
+    )
 
 
 def forms_of(measured: Mapping[tuple[str, str], Measured | None]) -> dict[str, Form]:
