@@ -61,6 +61,9 @@ def pytest_configure(config):
         "markers", "dag: needs the whole DAG at smoke scale, which the first such test runs, in minutes"
     )
     config.addinivalue_line("markers", 'slow: tens of seconds; -m "not slow" leaves it out')
+    # A shell's background jobs ignore Ctrl-C, and so would all that tests start and interrupt.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(wrapper=True)
