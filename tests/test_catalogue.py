@@ -182,6 +182,17 @@ def test_runs_that_come_after_a_step_share_it(planned):
         ], "measured as it ended"
 
 
+def test_what_stands_behind_many_tables_is_told_once(workflow):
+    edit(workflow, "scales/smoke.yaml", lambda data: data["measures"].update(perplexity={}))
+    with pytest.raises(ConfigError) as error:
+        Plan(scale="smoke", workflow=workflow).check()
+    for option in ("tokens", "seq_len", "batch_size"):
+        assert (
+            str(error.value).count(f"measure 'perplexity' at scale 'smoke': options of perplexity.{option}:")
+            == 1
+        )
+
+
 def test_a_run_after_another_begins_where_that_one_ended(planned):
     plan = planned(
         first=BASE,

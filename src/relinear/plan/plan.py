@@ -450,22 +450,26 @@ class Plan:
 
     def check(self) -> None:
         """Raise ConfigError for all mistakes that can be found before any work starts, a line each: in the
-        choices, in every table and figure, and in every step of every run."""
+        choices, in every table and figure, and in every step of every run. What stands behind several tables
+        is told of the first."""
         self.check_choices()
-        checks = [partial(self.check_artefact, artefact) for artefact in self.artefacts.values()]
+        checks = [
+            (f"{artefact.path}: ", partial(self.check_artefact, artefact))
+            for artefact in self.artefacts.values()
+        ]
         checks += [
-            partial(self.check_node, Node(step, name))
+            ("", partial(self.check_node, Node(step, name)))
             for name in map(self.name, self.runs)
             for step in self.run(name).run.recipes
         ]
-        faults: dict[str, None] = {}
-        for check in checks:
+        faults: dict[str, str] = {}  # without the table -> with it
+        for where, check in checks:
             try:
                 check()
             except ConfigError as error:
-                faults[str(error)] = None
+                faults.setdefault(str(error).removeprefix(where), str(error))
         if faults:
-            raise ConfigError("\n".join(faults))
+            raise ConfigError("\n".join(faults.values()))
 
     def check_choices(self) -> None:
         """Raise ConfigError for choices and settings that are wrong whatever is asked for."""
