@@ -657,9 +657,15 @@ def test_a_target_of_a_name_that_there_is_not_says_which_there_are(fresh, target
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 def test_snakemake_says_that_there_is_no_gpu(fresh):
-    output = fresh.snakemake(FIRST, fails=True, device="cuda")
+    output = fresh.snakemake("results/smoke/runs/teacher/gate/run.json", fails=True, device="cuda")
     assert "torch finds no GPU; possible here: cpu" in output and "Traceback" not in output
     assert not (fresh / "results").exists(), "work had begun"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_what_needs_no_gpu_is_prepared_without_one_for_a_machine_that_has(fresh):
+    fresh.snakemake(FIRST, device="cuda")
+    assert "Nothing to be done" in fresh.snakemake(FIRST, device="cpu")
 
 
 @pytest.mark.parametrize(

@@ -240,9 +240,10 @@ def minutes(stage):
     return math.ceil(plan.config.jobs.longest(stage) * max(plan.budget, 1))
 
 
-# Two mistakes are found before the first job: a missing GPU (on a cluster only the nodes need one), and a folder that cannot be written to.
+# Two mistakes are found before the first job: a missing GPU where a job asks for one (on a cluster only the
+# nodes need one), and a folder that cannot be written to.
 onstart:
-    if plan.gpus("finetune") and workflow.local_exec:
+    if workflow.local_exec and any(job.resources.get("gpu") for job in workflow.dag.needrun_jobs()):
         from relinear.machine.hardware import device_of
 
         try:
