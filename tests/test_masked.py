@@ -15,6 +15,7 @@ from test_stage import Mirror
 from transformers import MPNetConfig, MPNetModel
 
 from relinear import load_run
+from relinear.draw.planned import _later
 from relinear.errors import UserError
 from relinear.families import bert
 from relinear.families.bert import byte_tokenizer
@@ -23,6 +24,7 @@ from relinear.get.packed import IGNORED, Packed
 from relinear.linearize.assemble import assemble, to_train
 from relinear.linearize.model import linearize
 from relinear.plan.job import Job, Link
+from relinear.plan.measured import load
 from relinear.plan.plan import Plan
 from relinear.plan.strict import ConfigError
 from relinear.plan.targets import explain_target
@@ -31,6 +33,7 @@ from relinear.tracking import live as tracking
 from relinear.train.masked import Hidden, work
 
 LENGTH, SEQUENCES = 32, 48
+REFERENCE = Path(__file__).parents[1] / "results/reference"
 
 
 def write(folder: Path, separators=(), largest=90) -> Path:
@@ -240,6 +243,24 @@ def test_every_run_of_the_papers_encoder_begins_with_it():
     plan = Plan(scale="smollm2")
     own = [name for name, run in plan.runs.items() if run.model == "bert-base"]
     assert len(own) > 80 and all(behind(plan, run)[0] == ENCODER for run in own)
+
+
+def test_runs_that_were_measured_before_their_encoder_was_trained_on_are_told():
+    places = {
+        ("hedgehog_cola", "kl_cola"): "hedgehog_smollm2",
+        ("hedgehog_cola-seed1", "kl_cola"): "hedgehog_smollm2",
+        ("cola_hedgehog", "task_cola"): "encoders_smollm2",
+        ("search_hedgehog_t0.001_l0.0001", "perplexity"): "search_smollm2",  # its transfer had another name
+    }
+    measured = {
+        (run, measure): load(REFERENCE / place / "runs" / run / measure)
+        for (run, measure), place in places.items()
+    }
+    plan = Plan(scale="smollm2")
+    assert all(behind(plan, run)[0].name != run for run, _ in places)
+    assert _later(plan, measured, ()) == {"masked": ["hedgehog_cola"]}
+    assert _later(plan, measured, ["kl_cola"]) == {}
+    assert _later(Plan(scale="mini"), measured, ()) == {}
 
 
 def test_the_models_that_lose_a_part_say_so_and_their_nodes_keep_their_settings():

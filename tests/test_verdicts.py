@@ -557,12 +557,13 @@ def test_one_of_eight_recipes_judges_of_recall_what_a_better_one_could_not_turn(
     assert (
         judged["recall_taylor ar > 99.00"] == "reproduced"
         and judged["recall_taylor ar > recall_softmax ar by -1.00"] == "reproduced"
-        and judged["recall_softmax ar > recall_elu ar by 50.00"] == UNTESTED
+        and judged["recall_softmax ar > recall_elu ar by 50.00"] == "reproduced"  # by the best of its eight
         and judged["Hedgehog solves associative recall"] == "contradicted"
         and judged["Hedgehog is as good as softmax attention"] == "contradicted"
         and judged["Hedgehog is as good as the Taylor map"] == "contradicted"
     )
-    assert judged["recall_elu ar < recall_elu floor by -3.00"] == UNTESTED
+    for one in ("recall_elu", "recall_performer_code"):
+        assert judged[f"{one} ar < {one} floor by -3.00"] == UNTESTED
 
 
 def test_a_proxy_and_a_question_of_ours_contradict_no_paper():

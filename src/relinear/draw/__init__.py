@@ -23,7 +23,8 @@ class About(NamedTuple):
     `budget` and `seed` are the plan's. `teacher`: names of the models that the runs begin with; `kind`: what
     they are. `demonstration`: a line that warns of budgets and learning rates far from the papers'.
     `nothing_to_judge`: why no claim can be judged at this scale.
-    `of_shape`: the measures that all trainings of a run have the same.
+    `of_shape`: the measures that all trainings of a run have the same. `later`: stage -> the runs that come
+    after a step of it now, and were measured without one.
     `data`: measure -> the data that it was made on, or that stood in for them. `own_data`: column -> the
     same, where its runs' models know no other. `undefined`: (run, measure) of a table's cells that no
     measurement can fill -> why. `forms`: run -> what it is made of, as its records say. `spreads`: how far
@@ -37,6 +38,7 @@ class About(NamedTuple):
     demonstration: str | None = None
     nothing_to_judge: str | None = None
     of_shape: Collection[str] = ()
+    later: Mapping[str, Collection[str]] = {}
     data: Mapping[str, str] = {}
     own_data: Mapping[str, str] = {}
     undefined: Mapping[tuple[str, str], str] = {}

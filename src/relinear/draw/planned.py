@@ -4,7 +4,7 @@ records."""
 import fcntl
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from relinear.draw.render import paint
 from relinear.errors import UserError
 from relinear.files import MANIFEST, sha256, write_json
 from relinear.plan.claims import GATE
-from relinear.plan.forms import forms_of
+from relinear.plan.forms import forms_of, told_behind
 from relinear.plan.measured import Measured, load
 from relinear.plan.names import ROOT, Node, split
 from relinear.plan.plan import Plan
@@ -57,9 +57,24 @@ def _draw(
     files = dict(zip(artefact.files(), map(Path, plan.files(artefact)), strict=True))
     for path in files.values():
         records.require_committed(path)
-    return how(
-        artefact, measured, _about(plan, artefact)._replace(files=files, forms=forms_of(measured)), out
-    )
+    about = _about(plan, artefact)
+    later = _later(plan, measured, about.of_shape)
+    return how(artefact, measured, about._replace(files=files, forms=forms_of(measured), later=later), out)
+
+
+def _later(plan: Plan, measured: Measurements, of_shape: Collection[str]) -> dict[str, list[str]]:
+    """Stage -> the runs of which a measurement has no step of that stage behind it, where the plan's run
+    comes after a run that has one: their entry was another when they were measured."""
+    found: dict[str, dict[str, None]] = {}
+    for (run, measure), each in measured.items():
+        if each is None or measure in of_shape or not store.has(each.folder):
+            continue
+        name, had = plan.name(run), {records.place(told["path"]).name for told, _ in told_behind(each)}
+        for stage in {
+            step.stage for link in plan.chain(name) for step in link.steps if step.name != name
+        } - had:
+            found.setdefault(stage, {})[split(run)[0]] = None
+    return {stage: list(runs) for stage, runs in sorted(found.items())}
 
 
 def _about(plan: Plan, artefact: Artefact) -> About:

@@ -187,6 +187,10 @@ def _markdown(
     lines += [f"- {note.where}: {note.text}." for note in spec.misprints]
     if below and (without := [f"`{row.line.name}`" for row in rows if spec.published(row.line.name) is None]):
         lines.append(f"- Nothing published stands here beside: {', '.join(without)}.")
+    lines += [
+        f"- Measured before their runs came after a step `{stage}`: {', '.join(f'`{run}`' for run in runs)}."
+        for stage, runs in about.later.items()
+    ]
     if others:
         lines.append(f"- Measured of another training than the run's committed one: {', '.join(others)}.")
     if judgements:
