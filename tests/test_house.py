@@ -40,7 +40,7 @@ FLOORS = [
     {"folders"},
     {"plan.sources", "plan.near"},
     {"plan.strict", "plan.job", "plan.readings", "plan.code"},  # the values that rooms hand to each other
-    {"plan.sane", "plan.measured"},
+    {"plan.sane", "plan.measured", "plan.finite"},
     {"plan.assets", "plan.options"},
     {"plan.entries"},
     {"plan.names"},

@@ -17,7 +17,6 @@ from typing import Any
 from relinear import schemas
 from relinear.core import store
 from relinear.files import MANIFEST, sha256, write_json
-from relinear.machine.disk import WORK
 from relinear.schemas import DEEPEST, BrokenError, Form, Manifest, Metrics, Record, Whole, require
 
 SCHEMA = 2  # the schema of run.json that this version writes, and the only one that it reads
@@ -26,7 +25,8 @@ AHEAD = 5.0  # seconds that another machine's clock may be ahead
 # bytes of a file that is hashed whenever rules are read; of a larger one, such as weights, the size is
 # compared
 LIGHT = 1 << 20
-SEEN = "whole.json"  # below the folder in which steps write: folders that were whole
+# folders of a scale that were whole, beside what steps write (`relinear.machine.disk.WORK`)
+SEEN = Path(".work/whole.json")
 SETTLED = 60  # seconds since a file's last change after which its state tells a further one
 
 
@@ -292,7 +292,7 @@ def _as_seen(folder: Path, seen: Mapping[str, Any]) -> bool:
 def _seen_whole(root: Path) -> dict[str, dict[str, Any]]:
     """Folder -> what was kept of it when it was whole; nothing where that cannot be read."""
     with suppress(OSError, ValueError, RecursionError, BrokenError):
-        told = require(Whole, json.loads((root / WORK / SEEN).read_bytes()), SEEN)
+        told = require(Whole, json.loads((root / SEEN).read_bytes()), SEEN)
         if told.rules == _rules():
             return {name: seen.model_dump() for name, seen in told.folders.items()}
     return {}
@@ -301,8 +301,8 @@ def _seen_whole(root: Path) -> dict[str, dict[str, Any]]:
 def _keep_whole(root: Path, found: Mapping[str, Any]) -> None:
     """Keep what was seen of whole folders. Where no step has written yet, or nothing can be written, each
     command looks again."""
-    path = root / WORK / SEEN
-    unfinished = path.with_name(f".{SEEN}.{os.getpid()}")
+    path = root / SEEN
+    unfinished = path.with_name(f".{SEEN.name}.{os.getpid()}")
     try:
         unfinished.write_text(json.dumps({"rules": _rules(), "folders": found}))
         os.replace(unfinished, path)
