@@ -225,6 +225,7 @@ GGUFS = {
     "a width beyond all memory": ({"feed_forward_length": 2**31}, "misshapen tensors: blk.0.ffn_down.weight"),
     "a million blocks": ({"block_count": 10**6}, "llama.block_count is 1000000, and there are 11 tensors"),
     "no heads": ({"head_count": 0}, "no configuration of a model in .*tiny.gguf: "),
+    "no heads of keys": ({"head_count_kv": 0}, "tiny.gguf: .*zero; possible: a GGUF of a model that transf"),
 }
 
 

@@ -40,7 +40,7 @@ FLOORS = [
     {"folders"},
     {"plan.sources", "plan.near"},
     {"plan.strict", "plan.job", "plan.readings", "plan.code"},  # the values that rooms hand to each other
-    {"plan.sane", "plan.measured"},
+    {"plan.sane", "plan.measured", "plan.finite"},
     {"plan.assets", "plan.options"},
     {"plan.entries"},
     {"plan.names"},
@@ -136,8 +136,8 @@ def test_no_room_is_listed_that_there_is_not():
 
 
 def test_only_metrics_say_what_they_need_and_no_code_computes_with_it():
-    """Keys do not count the constants `NEEDS` and `YIELDS` (`relinear.plan.code`), so only refusals of the
-    plan may depend on them."""
+    """Keys do not count the constants `NEEDS`, `YIELDS` and `AXES` (`relinear.plan.code`), so only refusals
+    of the plan may depend on them."""
     uses = [
         (name, node)
         for name, path in MODULES.items()
@@ -149,7 +149,7 @@ def test_only_metrics_say_what_they_need_and_no_code_computes_with_it():
     assert {"relinear"} == {name for name, constant in said if constant == "__version__"}
     assert (
         all(
-            name.startswith("relinear.measure.") == (constant in ("NEEDS", "YIELDS"))
+            name.startswith("relinear.measure.") == (constant in ("NEEDS", "YIELDS", "AXES"))
             for name, constant in said
         )
         and len(said) > 1

@@ -13,11 +13,14 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
+from faults import linked
 from test_additions import examples
 
 from relinear.core import store
 from relinear.draw.planned import draw_planned
 from relinear.plan.options import SourceError, check_values, metric_needs, metric_yields, reads_data
+from relinear.plan.places import check_axes, metric_axes
 from relinear.plan.plan import Plan, metric_file, metrics
 from relinear.plan.strict import ConfigError
 
@@ -273,27 +276,152 @@ def test_a_name_that_a_validator_lacks_is_told_too(tmp_path):
         check_values(file, {"cut": 0.5}, "here")
 
 
-@functools.cache
-def committed() -> list[tuple[set[str], str]]:
-    """Of each committed measurement the names of its readings, and its metric."""
-    nodes = [folder for place in store.campaigns(REFERENCE) for folder in store.nodes(place)]
-    records = {folder: json.loads(store.read(folder / "run.json")) for folder in nodes}
-    return [
+AT = {"row": "lizard", "at": {"gpus": 1}}
+
+
+@pytest.mark.parametrize(
+    "spec, place, value, said",
+    [
+        # drawn by a file beside the spec
+        ("comparison/scaling", "claims.0.left.at.gpus", "x", "no gpus 'x'; have 1, 2, 3"),
+        ("comparison/scaling", "claims.0.left.at", {"gpu": 2}, "no axis 'gpu'; have gpus"),
+        ("comparison/scaling", "claims.0.right.at", {}, "lolcats_window needs `at` with gpus; got none"),
         (
-            {reading["metric"] for reading in json.loads(store.read(folder / "metrics.json"))["readings"]},
-            record["config"].get("metric"),
-        )
-        for folder, record in records.items()
-        if record["measure"]
-    ]
+            "comparison/scaling",
+            "claims.1.left.row",
+            "lizzard",
+            "no row 'lizzard'; have lolcats_window, lizard",
+        ),
+        (
+            "comparison/scaling",
+            "claims.1.column",
+            "finetune, llama",
+            "no column 'finetune, llama'; have distill,",
+        ),
+        ("comparison/scaling", "claims.1.also", ["lizzard"], "no row 'lizzard'"),
+        ("comparison/scaling", "claims.1.requires", [AT | {"row": "zzz", "least": 1}], "no row 'zzz'"),
+        (
+            "comparison/decoding",
+            "claims.0.left.at.position",
+            "latest",
+            "no position 'latest'; have early, late",
+        ),
+        ("comparison/decoding", "claims.3.column", "state_byte", "no column 'state_byte'; have cpu_ms"),
+        ("hedgehog/figure6", "claims.0.left.at.T", "32k", "T is a whole number such as 32768; got '32k'"),
+        ("hedgehog/figure6", "claims.0.right.row", "hedgehogs", "no row 'hedgehogs'; have hedgehog, softmax"),
+        ("lizard/figure6", "claims.1.left.at.mode", "backward", "no mode 'backward'; have forward, forward+"),
+        ("hedgehog/parameters", "claims.0.column", "last_digit", "no column 'last_digit'; have last_digits"),
+        # a file that draws measurements
+        ("lizard/figure2", "claims.0.column", "meta_wight", "no reading of measure 'gate_stats' or 'gate'"),
+        (
+            "lizard/figure2",
+            "claims.0.left",
+            {"row": "lizard", "at": {"layr": 1}},
+            "no axis 'layr'; have layer,",
+        ),
+        # readings along axes
+        (
+            "comparison/distance",
+            "claims.0.left.at.position",
+            512,
+            "position is a band such as '64-128'; got 512",
+        ),
+        (
+            "comparison/distance",
+            "claims.0.left.at",
+            {"positions": "0-64"},
+            "no sweep 'positions'; have position",
+        ),
+        (
+            "lolcats/figure2",
+            "claims.0.left.at",
+            {"batch": "x"},
+            "batch is a whole number such as 512, or largest",
+        ),
+        (
+            "lizard/figure4",
+            "claims.0.left.at",
+            {"length": 2048, "beyont": 1},
+            "no axis 'beyont'; have length,",
+        ),
+        (
+            "lizard/figure4",
+            "claims.0.left.at.length",
+            "2k",
+            "length is a whole number such as 2048; got '2k'",
+        ),
+        ("lizard/figure4", "cell.y", "dept", "no axis 'dept'; have length, depth,"),
+        ("comparison/second", "columns.+", {"of": "haystack"}, "no object of measure 'mmlu'"),
+        ("comparison/second", "columns.+", {"at": {"lenth": 5}}, "no axis 'lenth'; have none"),
+        ("comparison/second", "columns.+", {"metric": "f1"}, "no reading of measure 'mmlu'"),
+    ],
+)
+def test_a_place_that_no_number_has_is_told_before_work(tmp_path, spec, place, value, said):
+    """What a spec or a claim names and is only looked up when its numbers are there."""
+    path = linked(tmp_path / "workflow") / f"papers/{spec}.yaml"
+    tree = yaml.safe_load(path.read_text())
+    *parents, last = (int(key) if key.isdigit() else key for key in place.split("."))
+    parent = functools.reduce(lambda found, key: found[key], parents, tree)
+    if last == "+":
+        parent.append({"name": "zzz", "measure": "mmlu", "metric": "acc"} | value)
+    else:
+        parent[last] = value
+    path.unlink()
+    path.write_text(yaml.safe_dump(tree, sort_keys=False))
+    with pytest.raises(ConfigError) as error:
+        plan = Plan(scale="smoke", workflow=tmp_path / "workflow")
+        plan.check_artefact(plan.artefacts[spec.replace("/", "_")])
+    assert said in str(error.value) and f"{spec}.yaml" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "old, new, said",
+    [
+        ("PLACES = {", "PLACES_OF = {", "give it a constant PLACES, a dict of rows, columns, axes"),
+        (
+            '"axes": {"T": 32768}',
+            '"axis": {}',
+            "hedgehog/figure6.py: PLACES is a dict of rows, columns, axes",
+        ),
+        ("PLACES = {", "PLACES = look_off() or {", "PLACES cannot be read before any library is imported"),
+        ("PLACES = {", "PLACES = = {", "hedgehog/figure6.py, line"),
+    ],
+)
+def test_a_file_beside_a_spec_says_where_claims_find_their_numbers(tmp_path, old, new, said):
+    workflow = linked(tmp_path / "workflow")
+    script = workflow / "papers/hedgehog/figure6.py"
+    text = script.read_text()
+    assert text.count(old) == 1
+    script.unlink()
+    script.write_text(text.replace(old, new))
+    plan = Plan(scale="smoke", workflow=workflow)
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        plan.check_artefact(plan.artefacts["hedgehog_figure6"])
+    plan.check_artefact(plan.artefacts["lizard_figure6"])
+
+
+@functools.cache
+def committed() -> dict[str, list[dict]]:
+    """The committed readings of each metric."""
+    found: dict[str, list[dict]] = {}
+    for folder in [folder for place in store.campaigns(REFERENCE) for folder in store.nodes(place)]:
+        record = json.loads(store.read(folder / "run.json"))
+        if record["measure"]:
+            metrics = json.loads(store.read(folder / "metrics.json"))
+            found.setdefault(record["config"].get("metric"), []).extend(metrics["readings"])
+    return found
+
+
+@pytest.mark.parametrize("metric", metrics())
+def test_a_metric_s_readings_lie_on_the_axes_that_it_says(metric):
+    for at in {json.dumps(reading["at"]) for reading in committed().get(metric, ())}:
+        check_axes(json.loads(at), metric_axes(metric_file(metric)))
 
 
 @pytest.mark.parametrize("metric", metrics())
 def test_a_metric_yields_what_it_says(metric):
     """Its committed readings have these names alone."""
-    found = set()
-    for readings, of in committed():
-        found |= readings if of == metric else set()
+    found = {reading["metric"] for reading in committed().get(metric, ())}
     assert found <= set(metric_yields(metric_file(metric)))
 
 

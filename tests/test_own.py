@@ -36,7 +36,7 @@ from relinear.errors import UserError
 from relinear.families.tiny import byte_tokenizer
 from relinear.get.readers import rows
 from relinear.get.text import Document, documents
-from relinear.opening import configuring, reading
+from relinear.opening import configuring, reading, working
 from relinear.plan.assets import AssetError, Own, catalogue
 from relinear.plan.names import Node
 from relinear.plan.plan import Plan
@@ -433,6 +433,18 @@ def test_a_configuration_that_needs_a_library_is_one_line():
     with pytest.raises(UserError, match="makes no model: ImportError: no flash_attn"):
         with configuring(Path("llama")):
             raise ImportError("no flash_attn")
+
+
+def test_weights_that_make_no_model_are_told_what_their_own_form_lacks(tmp_path):
+    for file, form in (("config.json", "config.json that belongs to finite weights"), ("a.gguf", "GGUF of")):
+        folder = tmp_path / file.partition(".")[0]
+        folder.mkdir()
+        (folder / file).write_text("{}")
+        with pytest.raises(
+            UserError, match=rf"mine \(.*\) makes no model: RuntimeError: zzz; possible: a {form}"
+        ):
+            with working({"mine": folder}, opens=True):
+                raise RuntimeError("zzz")
 
 
 # entries of config.json that make no model, in transformers' or torch's own words

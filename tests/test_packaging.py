@@ -404,28 +404,56 @@ UNREACHED = "The network or the package index of pip could not be reached"
     ids=["works", "fails", "no index", "warned"],
 )
 def test_ci_fails_where_the_quickstart_does_unless_its_model_cannot_be_downloaded(tmp_path, says, code, told):
-    """The script with quick commands in the places of those that it calls."""
     assert (
         UNREACHED.removesuffix("pip could not be reached")
         in (ROOT / "src/relinear/get/assets.py").read_text()
     )
+    done = ci(tmp_path, {".ci/quickstart": says})
+    assert done.returncode == code and told in done.stderr and bool(told) == ("ci: " in done.stderr), (
+        done.stderr
+    )
+    assert done.stdout.splitlines()[-1] == "test", "pytest's closing line stands last"
+
+
+ADVICE = "case $1 in */advisories.py | tests/advisories.py) {};; esac"
+
+
+@pytest.mark.parametrize(
+    ("changed", "code", "told"),
+    [
+        ({}, 0, ["advisories: 2 of them", "test"]),
+        ({"bin/make": "echo $1; [ $1 = setup ]"}, 1, ["advisories: 2 of them", "test"]),
+        (
+            {"bin/make": "echo $1; false"},
+            1,
+            ["advisories: NOT CHECKED: this run ended before there was an answer"],
+        ),
+        ({".ci/quickstart": "false"}, 1, ["advisories: 2 of them", "test"]),
+    ],
+    ids=["passes", "tests fail", "setup fails", "quickstart fails"],
+)
+def test_ci_tells_advisories_whatever_fails_and_ends_as_the_tests_do(tmp_path, changed, code, told):
+    advised = {".venv/bin/python": ADVICE.format("echo advisories: 2 of them; exit 1")}
+    done = ci(tmp_path, advised | changed)
+    assert (done.returncode, done.stdout.splitlines()[-len(told) :]) == (code, told), done
+    assert ("pinned packages have advisories" in done.stderr) == (told[0] == "advisories: 2 of them")
+
+
+def ci(tmp_path: Path, changed: dict[str, str]) -> subprocess.CompletedProcess:
+    """.ci/run with quick commands in the places of those that it calls."""
     scripts = {
-        ".ci/quickstart": says,
+        ".ci/quickstart": "true",
         ".venv/bin/python": "true",
         "bin/apt-get": "true",
         "bin/make": "echo $1",
-    }
+    } | changed
     for name, line in scripts.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(f"#!/usr/bin/env bash\n{line}\n")
         (tmp_path / name).chmod(0o755)
     shutil.copy(ROOT / ".ci/run", tmp_path / ".ci/run")
     env = {**os.environ, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
-    done = subprocess.run([tmp_path / ".ci/run"], capture_output=True, text=True, env=env)
-    assert done.returncode == code and told in done.stderr and bool(told) == ("ci: " in done.stderr), (
-        done.stderr
-    )
-    assert code or done.stdout.splitlines()[-1] == "test", "pytest's closing line stands last"
+    return subprocess.run([tmp_path / ".ci/run"], capture_output=True, text=True, env=env)
 
 
 # Those for clusters are tested with the profiles.

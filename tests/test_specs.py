@@ -513,6 +513,22 @@ def test_a_key_given_twice_is_refused_wherever_it_stands(tmp_path):
         available(tmp_path / "papers")
 
 
+@pytest.mark.parametrize("text", ["1e999", "inf", "nan", "-Infinity"])
+@pytest.mark.parametrize("field", ["ratio", "margin", "floor", "least"])
+def test_text_that_becomes_a_number_without_end_is_refused(tmp_path, text, field):
+    """YAML takes these for texts, and a number made of one bounds nothing: each claim would be reproduced."""
+    own = (
+        {"requires": [{"row": "lizard", "column": "acc", "least": text}]}
+        if field == "least"
+        else {field: text}
+    )
+    at = "requires.0.least" if field == "least" else field
+    with pytest.raises(
+        ConfigError, match=rf"table1.yaml.claims.0.{at} must be a finite number; got -?(inf|nan)"
+    ):
+        read(paper(tmp_path, **TABLE | {"claims": [CLAIM | {"source": "our question"} | own]}))
+
+
 def test_a_wrong_value_is_shown_by_its_first_characters(tmp_path):
     with pytest.raises(ConfigError, match="claims.*got .zzz") as error:
         read(paper(tmp_path, **TABLE | {"claims": "z" * 3000}))

@@ -413,6 +413,8 @@ def draw(
         )
     if not finished and committed is None:
         plan.check_artefact(found)
+    else:
+        plan.check_places(found)
     for path in (
         draw_planned(plan, found, finished) if committed is None else draw_committed(committed, found, claims)
     ):

@@ -190,8 +190,9 @@ def failing(where: Path | str) -> Iterator[None]:
         raise
     except FAILURES as error:
         raise UserError(
-            f"no model to load from {where}: {first_line(error)}; possible: a folder with config.json and"
-            " safetensors"
+            f"no model to load from {where}: {first_line(error)}; possible:"
+            f" {'a GGUF' if str(where).endswith('.gguf') else 'a folder with config.json and safetensors'} of"
+            " a model that transformers reads"
         ) from error
 
 

@@ -58,8 +58,10 @@ def working(given: Mapping[str, Path], opens: bool) -> Iterator[None]:
         with _telling(f"{what} cannot be read", possible, ImportError):
             yield
         return
+    described = any((folder / "config.json").is_file() for folder in given.values())
+    form = "config.json that belongs to finite weights" if described else "GGUF of finite weights, whole"
     try:
-        with _telling(f"{what} makes no model", "a config.json that belongs to finite weights"):
+        with _telling(f"{what} makes no model", f"a {form}"):
             yield
     except UserError:
         for folder in given.values():

@@ -1,10 +1,12 @@
 """Records of finished stages and of drawings, which are whole or as if they were not there: each names its
 files by sha256."""
 
+import errno
 import functools
 import hashlib
 import json
 import os
+import stat
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -12,9 +14,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from relinear import schemas
 from relinear.core import store
 from relinear.files import MANIFEST, sha256, write_json
-from relinear.schemas import DEEPEST, BrokenError, Form, Manifest, Metrics, Record, require
+from relinear.schemas import DEEPEST, BrokenError, Form, Manifest, Metrics, Record, Whole, require
 
 SCHEMA = 2  # the schema of run.json that this version writes, and the only one that it reads
 ASIDE = "run.json.broken"
@@ -22,10 +25,14 @@ AHEAD = 5.0  # seconds that another machine's clock may be ahead
 # bytes of a file that is hashed whenever rules are read; of a larger one, such as weights, the size is
 # compared
 LIGHT = 1 << 20
+# folders of a scale that were whole, beside what steps write (`relinear.machine.disk.WORK`)
+SEEN = Path(".work/whole.json")
+SETTLED = 60  # seconds since a file's last change after which its state tells a further one
 
 
-# records that had their form, as the file system has them
-_good: set[tuple[Path, int, int, int, int]] = set()
+State = tuple[int, int, int, int]  # numbers that change when a file is written to or replaced
+# records that had their form, as the file system has them -> the folders of their parents, as they name them
+_good: dict[tuple[str, State], tuple[str, ...]] = {}
 
 
 def read(folder: Path) -> dict[str, Any] | None:
@@ -34,15 +41,45 @@ def read(folder: Path) -> dict[str, Any] | None:
     Raises BrokenError for one that cannot be read or has not the form of a record.
     """
     path = folder / "run.json"
-    if not store.exists(path):
+    now = _now(path)
+    if now is None and not store.exists(path):
         return None
-    record, now = read_json(path), _now(_behind(path))
+    record, now = read_json(path), now or _now(_behind(path))
     if record.get("schema") != SCHEMA:
         raise BrokenError(f"{path} has schema {record.get('schema')!r}; this version reads {SCHEMA}")
-    if (path, *now) not in _good:
+    if (str(path), now) not in _good:
         require(Record, record, path)
-        _good.add((path, *now))
+        _good[str(path), now] = tuple(parent["path"] for parent in record["parents"].values())
     return record
+
+
+def parents(folder: str) -> tuple[str, ...]:
+    """The folders of a finished stage's parents, as its record names them; none without a record. A process
+    that has read the record reads it again only if it was written to or replaced. Raises as `read` does."""
+    path = f"{folder}/run.json"
+    if (path, now := _now(path)) not in _good and (read(Path(folder)) is None or (now := _now(path)) is None):
+        return ()
+    return _good[path, now]
+
+
+def recorded(root: Path) -> list[Path]:
+    """The folders of a scale's results in which a record lies, in their order."""
+    found = sorted(path for path in _made(root) if os.path.isfile(os.path.join(path, "run.json")))
+    return [Path(path) for path in found]
+
+
+def _made(root: Path) -> list[str]:
+    """Where records of a scale's results may lie: `<kind>/<name>`, and `runs/<run>/<step>`."""
+    found = [path for kind in _inside(root) for path in _inside(kind)]
+    runs = os.path.join(root, "runs")
+    return found + [step for run in found if os.path.dirname(run) == runs for step in _inside(run)]
+
+
+def _inside(folder: Path | str) -> list[str]:
+    """What lies in a folder; nothing where it is none, or may not be looked into."""
+    with suppress(OSError):
+        return [os.path.join(folder, name) for name in os.listdir(folder)]
+    return []
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -127,15 +164,12 @@ def differs(folder: Path, record: dict[str, Any], of: str = "run.json", light: b
     `light`: of files of more than `LIGHT` bytes, whose reading takes long, the size alone is compared.
     """
     for name, entry in record["artefacts"].items():
-        size = entry.get("bytes")
-        if (
-            light
-            and isinstance(size, int)
-            and size > LIGHT
-            and (folder / name).is_file()
-            and (folder / name).stat().st_size == size
-        ):
-            continue
+        size, path = entry.get("bytes"), os.path.join(folder, name)
+        if (now := _now(path)) is not None:
+            if light and isinstance(size, int) and LIGHT < size == now[1]:
+                continue
+            if _sha256_of(path, now) == entry.get("sha256"):
+                continue
         if wrong := difference(folder, record, name, of):
             return wrong
     return None
@@ -144,18 +178,30 @@ def differs(folder: Path, record: dict[str, Any], of: str = "run.json", light: b
 def _sha256_now(path: Path) -> str:
     """The file's sha256. A process that asks again reads the file again only if it was written to or
     replaced."""
-    return _sha256_of(path, *_now(path))
+    return _sha256_of(str(path), _now(path))
 
 
-def _now(path: Path) -> tuple[int, int, int, int]:
-    """Numbers that change when a file is written to or replaced."""
-    stat = path.stat()
-    return stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
+def _now(path: Path | str) -> State | None:
+    """The state of a file; None where there is none."""
+    try:
+        found = os.stat(path)
+    except ValueError:  # a name that no file has
+        return None
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            return None
+        raise
+    if not stat.S_ISREG(found.st_mode):
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 @functools.cache
-def _sha256_of(path: Path, *_: int) -> str:
-    return sha256(path)
+def _sha256_of(path: str, now: State | None) -> str:
+    if now is None or now[1] > LIGHT:
+        return sha256(Path(path))
+    with open(path, "rb") as file:  # at once: most are small, and `file_digest` takes a buffer of 256 KiB
+        return hashlib.sha256(file.read()).hexdigest()
 
 
 def believed(folder: Path) -> dict[str, Any] | None:
@@ -178,7 +224,7 @@ def whole(folder: Path) -> dict[str, Any] | None:
     """The record of a stage in the folder that it was made in, whose files are all there: small ones as the
     record names them, large ones of that size. None where there is no record. Raises BrokenError for any
     other folder."""
-    record = believed(folder)
+    record = read(folder)
     if record is not None and (wrong := differs(folder, record, light=True)):
         raise BrokenError(wrong)
     return record
@@ -196,31 +242,93 @@ def finished(folder: Path, check: Callable[[Path], dict[str, Any] | None] = whol
 
 def set_aside(root: Path) -> Iterator[str]:
     """Rename each record of a scale's results whose folder is not `whole`, so that rules see that its stage
-    is not finished; a line for each."""
-    for path in sorted({*root.glob("*/*/run.json"), *root.glob("runs/*/*/run.json")}):
+    is not finished; a line for each.
+
+    A folder that was whole is looked at again only if one of its files was written to or replaced since, as
+    the file system has it. What says so lies below the results; it is not believed of a file that was changed
+    within `SETTLED` of the look, nor where another version of this module wrote it.
+    """
+    known, found = _seen_whole(root), {}
+    for folder in recorded(root):
+        name, began = os.path.relpath(folder, root), time.time_ns()
+        if (seen := known.get(name)) and _as_seen(folder, seen):
+            found[name] = seen
+            continue
         try:
-            whole(path.parent)
+            record = whole(folder)
         except BrokenError:
             try:
-                whole(path.parent)  # read again: a step may just have moved its folder in
+                record = whole(folder)  # read again: a step may just have moved its folder in
             except BrokenError as error:
-                put_aside(path.parent)
+                put_aside(folder)
                 yield f"{error}; its step runs again"
+                continue
+        if record is not None and (seen := _seen(folder, record, began)):
+            found[name] = seen
+    if found != known:
+        _keep_whole(root, found)
+
+
+def _seen(folder: Path, record: Mapping[str, Any], began: int) -> dict[str, Any] | None:
+    """What is kept of a whole folder: the state of each of its files, and its parents. None where a file may
+    have changed while it was looked at."""
+    states = {name: _now(os.path.join(folder, name)) for name in ("run.json", *record["artefacts"])}
+    if any(state is None or max(state[2:]) > began - SETTLED * 10**9 for state in states.values()):
+        return None
+    parents = [parent["path"] for parent in record["parents"].values()]
+    return {"files": {name: list(state) for name, state in states.items() if state}, "parents": parents}
+
+
+def _as_seen(folder: Path, seen: Mapping[str, Any]) -> bool:
+    """Whether each file of a folder is in the state in which it was seen."""
+    for name, state in seen["files"].items():
+        if (now := _now(os.path.join(folder, name))) is None or list(now) != state:
+            return False
+        if name == "run.json":
+            _good[os.path.join(folder, name), now] = tuple(seen["parents"])
+    return True
+
+
+def _seen_whole(root: Path) -> dict[str, dict[str, Any]]:
+    """Folder -> what was kept of it when it was whole; nothing where that cannot be read."""
+    with suppress(OSError, ValueError, RecursionError, BrokenError):
+        told = require(Whole, json.loads((root / SEEN).read_bytes()), SEEN)
+        if told.rules == _rules():
+            return {name: seen.model_dump() for name, seen in told.folders.items()}
+    return {}
+
+
+def _keep_whole(root: Path, found: Mapping[str, Any]) -> None:
+    """Keep what was seen of whole folders. Where no step has written yet, or nothing can be written, each
+    command looks again."""
+    path = root / SEEN
+    unfinished = path.with_name(f".{SEEN.name}.{os.getpid()}")
+    try:
+        unfinished.write_text(json.dumps({"rules": _rules(), "folders": found}))
+        os.replace(unfinished, path)
+    except OSError:
+        with suppress(OSError):
+            unfinished.unlink()
+
+
+@functools.cache
+def _rules() -> str:
+    """A hash of the code that says whether a folder is whole."""
+    return hashlib.sha256(
+        b"".join(Path(file).read_bytes() for file in (__file__, schemas.__file__))
+    ).hexdigest()
 
 
 def from_the_future(root: Path, specs: Iterable[Path] = ()) -> Iterator[str]:
     """Give what rules compare the times of, records and drawings of a scale and specs, the time of now where
     a file has one in the future; a line where there are any."""
     now, found = time.time(), 0
-    for path in {
-        *root.glob("*/*"),
-        *root.glob("*/*/*.json"),
-        *root.glob("runs/*/*/*.json"),
-        *root.parent.glob("*table2.*"),
-        *specs,
-    }:
+    made = _made(root)
+    files = [file for folder in made for file in _inside(folder) if file.endswith(".json")]
+    tables = [path for path in _inside(root.parent) if "table2." in os.path.basename(path)]
+    for path in {*made, *files, *tables, *map(str, specs)}:
         with suppress(FileNotFoundError):
-            if path.stat().st_mtime > now + AHEAD and path.is_file():
+            if os.stat(path).st_mtime > now + AHEAD and os.path.isfile(path):
                 os.utime(path, (now, now))
                 found += 1
     if found:

@@ -9,6 +9,7 @@ import contextlib
 import functools
 import importlib
 import io
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -24,40 +25,40 @@ def retime(plan: Plan) -> int:
     """Give each result of a plan that stands, and is older than a parent, the time of now; returns how many
     there were. Parents come first. What does not stand keeps its time, so that rules run it."""
     found = {}
-    for path in (*plan.root.glob("*/*/run.json"), *plan.root.glob("runs/*/*/run.json")):
+    for folder in records.recorded(plan.root):
         with contextlib.suppress(OSError):  # as of a step that ends just now
-            found[path.parent] = path.stat().st_mtime
-    done: dict[Path, float] = {}
+            found[str(folder)] = os.stat(f"{folder}/run.json").st_mtime
+    done: dict[str, float] = {}
     return sum(_retimed(plan, folder, found, done) for folder in found)
 
 
-def _retimed(plan: Plan, folder: Path, found: dict[Path, float], done: dict[Path, float]) -> int:
+def _retimed(plan: Plan, folder: str, found: dict[str, float], done: dict[str, float]) -> int:
     """As `retime`, for a folder and what it is made from; `done` has the times of those that were seen."""
     if folder in done:
         return 0
     done[folder] = found[folder]
+    root = str(plan.root)
     try:
-        record = records.read(folder) or {"parents": {}}
+        named = records.parents(folder)
     except (records.BrokenError, OSError):  # as of a step that begins just now
         return 0
-    parents = [_here(plan.root, parent["path"]) for parent in record["parents"].values()]
-    there = [parent for parent in parents if parent in found]
+    there = [parent for parent in (_here(root, name) for name in named) if parent in found]
     count = sum(_retimed(plan, parent, found, done) for parent in there)
     if max((done[parent] for parent in there), default=0.0) <= found[folder]:
         return count
     # A mistake in one step's settings, or a folder that may not be written to, ends no command for others: it
     # is told where that step is asked for.
     with contextlib.suppress(UserError, OSError):
-        if _stands(plan, folder, record):
-            done[folder] = (folder / "run.json").stat().st_mtime
+        if (record := records.read(Path(folder))) and _stands(plan, Path(folder), record):
+            done[folder] = os.stat(f"{folder}/run.json").st_mtime
             count += 1
     return count
 
 
 @functools.cache
-def _here(root: Path, parent: str) -> Path:
+def _here(root: str, parent: str) -> str:
     """A parent's folder as a record names it, below a scale's results. Most records name the same few."""
-    return root / records.place(parent)
+    return os.path.join(root, records.place(parent))
 
 
 def _stands(plan: Plan, folder: Path, record: dict[str, Any]) -> bool:

@@ -159,6 +159,20 @@ class Provenance(Form):
 Kind = TypeVar("Kind", bound=Form)
 
 
+class Seen(Form):
+    """Of a folder that was whole: its files, each with inode, size and times, and the parents' folders."""
+
+    files: dict[str, list[int]]
+    parents: list[str]
+
+
+class Whole(Form):
+    """Folders that were whole, and a hash of the code that found them so."""
+
+    rules: str
+    folders: dict[str, Seen]
+
+
 class BrokenError(UserError):
     """A file that exists and cannot be believed. The message names the file and the fault, and the field and
     its value where there is one."""
@@ -185,16 +199,19 @@ def require(kind: type[Kind], data: Any, where: object) -> Kind:
         ) from None
 
 
+NESTS = (dict, list)
+
+
 def deep(data: Any) -> bool:
     """Whether a value is nested deeper than `DEEPEST` levels."""
-    level = [data]
+    level = [data] if isinstance(data, NESTS) else []
     for _ in range(DEEPEST):
         level = [
             part
             for value in level
-            if isinstance(value, dict | list)
             for part in (value.values() if isinstance(value, dict) else value)
+            if isinstance(part, NESTS)
         ]
         if not level:
             return False
-    return any(isinstance(value, dict | list) for value in level)
+    return True

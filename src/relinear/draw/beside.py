@@ -13,9 +13,11 @@ from typing import Any, NamedTuple
 
 from relinear.draw.render import write_csv, write_text
 from relinear.records import read_committed, read_json, require_committed
+from relinear.schemas import BrokenError
 
 Line = dict[str, str]
 DRAWING = "drawing"  # the first column of the verdicts of all drawings
+READ = (DRAWING, "claim", "verdict")  # columns without which nothing can be told of verdicts
 
 
 class Beside(NamedTuple):
@@ -44,13 +46,15 @@ class Beside(NamedTuple):
         return self.read_all(file)
 
     def of(self, place: Path) -> Any:
-        """What is told of the drawing `<folder>/<paper>/<stem>`, beside it or in the folder's one file; None
-        where neither has it."""
+        """What is told of the drawing `<folder>/<paper>/<stem>`, in the folder's one file or, as earlier
+        versions left it, beside the drawing; None where neither has it."""
+        if (told := self.committed(place.parents[1]).get(f"{place.parent.name}/{place.name}")) is not None:
+            return told
         own = place.with_name(place.name + self.ending)
-        if own.is_file():
-            require_committed(own)
-            return self.read(own)
-        return self.committed(place.parents[1]).get(f"{place.parent.name}/{place.name}")
+        if not own.is_file():
+            return None
+        require_committed(own)
+        return self.read(own)
 
     def of_drawings(self, folder: Path, files: Iterable[Path]) -> dict[str, Any]:
         """As `committed`, of those among these files in the folder that lie beside a drawing."""
@@ -84,12 +88,16 @@ def _lines(file: Path) -> list[Line]:
 
 
 def _parsed(text: str) -> list[Line]:
-    return list(csv.DictReader(io.StringIO(text, newline="")))  # a cell may have line breaks of any kind
+    return list(csv.DictReader(io.StringIO(text, newline=""), restval=""))  # a cell may have line breaks
 
 
 def _by_drawing(file: Path) -> dict[str, list[Line]]:
     found: dict[str, list[Line]] = {}
-    for line in _lines(file):
+    lines = _lines(file)
+    if lines and (lacking := [column for column in READ if column not in lines[0]]):
+        have = ", ".join(map(str, lines[0]))
+        raise BrokenError(f"{file} lacks the column {' and '.join(lacking)}; have {have}")
+    for line in lines:
         found.setdefault(line.pop(DRAWING), []).append(line)
     return found
 

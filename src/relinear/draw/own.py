@@ -2,7 +2,8 @@
 
 The file has `figure(spec, measured, about)`, which returns a matplotlib figure, or `draw(spec, measured,
 about, out)`, which returns the paths that it wrote. If its claims are about a benchmark, it also has
-`look(spec, about)`, which returns the function that finds a number at a point.
+`look(spec, about)`, which returns the function that finds a number at a point, and a constant `PLACES`, the
+points that it finds (`relinear.plan.places`).
 """
 
 import importlib.util

@@ -18,6 +18,7 @@ from relinear.plan.readings import Reading
 
 NEEDS = ("next_token", "documents")
 YIELDS = ("kl", "top1", "perplexity_ratio", "tied")
+AXES = {"position": "64-128"}
 
 
 class Options(_documents.Options):

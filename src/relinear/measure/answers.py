@@ -31,6 +31,7 @@ from relinear.plan.readings import Reading
 from relinear.plan.strict import Positive, Strict
 
 NEEDS = ("next_token",)
+AXES = {"answer": ("inside", "beyond")}
 
 OF = "answers"  # the object of readings over all sets; others have the set's name
 SIDES = ("inside", "beyond")

@@ -24,6 +24,7 @@ from relinear.plan.strict import Positive, Strict
 from relinear_kernels.linear_attention_reference import normaliser
 
 YIELDS = ("entropy", "entropy_share", "below_minus_one", "monotonicity")
+AXES = {"layer": 0, "head": 0}
 
 TINY = 1e-12
 WEIGHTS, POINTS = "weights.safetensors", "points.safetensors"  # in the measurement's folder

@@ -21,6 +21,7 @@ from relinear_kernels.linear_attention_reference import normaliser
 
 NEEDS = ("linearized",)
 YIELDS = ("mse", "kl", "uniform_kl")
+AXES = {"layer": 0, "head": 0, "length": 1024}
 
 TINY = 1e-12
 SIDE_BY_SIDE = 8  # texts of different lengths in one pass

@@ -27,6 +27,7 @@ from relinear.plan.strict import Positive, Strict
 from relinear_kernels.linear_attention_reference import LinearState
 
 YIELDS = ("memory", "alpha", "share", "meta_weight")
+AXES = {"layer": 0, "head": 0}
 
 QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9}
 LARGEST = 1e4  # the logarithm of a feature that no key reaches

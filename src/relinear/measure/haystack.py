@@ -27,6 +27,7 @@ from relinear.plan.strict import Positive
 
 NEEDS = ("next_token",)
 YIELDS = ("f1", "contains", "gain", "tied")
+AXES = {"context": 4096, "depth": 0.5}
 
 SCORES = ("f1", "contains", "gain")
 # Without a passage, and behind all passages, so that a window sees them: they show how short an answer is.

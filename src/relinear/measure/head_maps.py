@@ -21,6 +21,7 @@ from relinear.plan.strict import Positive, Strict
 from relinear_kernels.linear_attention_reference import normaliser
 
 YIELDS = ("entropy", "kl", "monotonicity")
+AXES = {"layer": 1, "head": 1, "own_layer": 1, "own_head": 1}
 
 
 class Options(Strict):

@@ -30,6 +30,7 @@ from relinear.plan.strict import Positive, Strict
 
 NEEDS = ("next_token",)
 YIELDS = ("exact_match", "choice", "nats", "chance", "length", "tied")
+AXES = {"pairs": 16}
 
 OF = "pairs"
 SCORES = ("exact_match", "choice", "nats")

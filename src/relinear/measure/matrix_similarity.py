@@ -34,6 +34,7 @@ YIELDS = (
     "singular_values_normalised_l2",
     "singular_values_normalised_mean",
 )
+AXES = {"layer": 0, "head": 0}
 
 TINY = torch.finfo(torch.float64).tiny  # the least norm; weights of some methods have no scale
 METRICS = (

@@ -26,6 +26,7 @@ from relinear.plan.strict import Positive, Strict
 
 NEEDS = ("next_token",)
 YIELDS = ("exact_match", "choice", "token_accuracy", "nats", "chance", "error", "not_informative", "tied")
+AXES = {"length": 2048, "depth": 0.5, "distance": 1024, "beyond": 256}
 
 OF = "needle"
 SCORES = ("exact_match", "choice", "token_accuracy", "nats")

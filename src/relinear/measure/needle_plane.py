@@ -37,6 +37,7 @@ YIELDS = (
     "window",
     "trained_length",
 )
+AXES = {"length": 2048, "depth": 0.5, "distance": 1024, "beyond": 256}
 
 # tokens of an answer besides the key's own: a full stop, and a space where the tokenizer cuts it off
 AROUND = 2

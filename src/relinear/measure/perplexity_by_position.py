@@ -13,6 +13,7 @@ from relinear.plan.readings import Reading
 
 NEEDS = ("next_token", "documents")
 YIELDS = ("perplexity",)
+AXES = {"position": "64-128"}
 
 
 class Options(_documents.Options):

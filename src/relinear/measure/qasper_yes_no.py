@@ -29,6 +29,7 @@ from relinear.plan.job import Job
 from relinear.plan.readings import Reading
 
 NEEDS = ("next_token",)
+AXES = {"context": 4096}
 
 OF = SET = "qasper"
 CHOICES = ("Yes", "No")

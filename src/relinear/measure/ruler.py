@@ -42,6 +42,7 @@ from relinear.plan.readings import Reading
 from relinear.plan.strict import Positive, Strict
 
 NEEDS = ("next_token",)
+AXES = {"length": 1024}
 
 # the most tokens that the authors have a model write
 NEW_TOKENS = {"niah_single_1": 128, "vt": 30, "cwe": 120, "fwe": 50}

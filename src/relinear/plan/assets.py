@@ -13,8 +13,9 @@ from pydantic import Field, model_validator
 
 from relinear.errors import UserError
 from relinear.files import aside, sha256
+from relinear.plan.finite import parse
 from relinear.plan.sane import read_yaml
-from relinear.plan.strict import WORKFLOW, ConfigError, Strict, parse
+from relinear.plan.strict import WORKFLOW, ConfigError, Strict
 
 CATALOGUE = WORKFLOW / "assets.yaml"
 

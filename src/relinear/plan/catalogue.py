@@ -10,6 +10,7 @@ from typing import Any
 
 from relinear import attention, families, stages
 from relinear.plan.entries import Data, Measure, Model, Run, one_of
+from relinear.plan.finite import parse
 from relinear.plan.names import SEED
 from relinear.plan.near import possible
 from relinear.plan.options import (
@@ -24,7 +25,7 @@ from relinear.plan.options import (
     transfers,
 )
 from relinear.plan.sane import read_yaml
-from relinear.plan.strict import WORKFLOW, ConfigError, Strict, parse
+from relinear.plan.strict import WORKFLOW, ConfigError, Strict
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
 DOSE = re.compile(r"-x[\d.e+-]+$")

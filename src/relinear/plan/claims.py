@@ -4,7 +4,7 @@ and their misprints."""
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
@@ -281,6 +281,17 @@ class Address(NamedTuple):
     at: Mapping[str, Scalar] = {}
 
 
+class Asked(NamedTuple):
+    """A reading that a spec names: of one of the measures, at these values of its axes; None is all of an
+    axis. `where`: the claim that names it, else empty."""
+
+    measures: tuple[str, ...]
+    metric: str
+    of: str | None = None
+    at: Mapping[str, Scalar | None] = {}
+    where: str = ""
+
+
 class Spec(Strict):
     """The fields of every spec.
 
@@ -354,11 +365,20 @@ class Spec(Strict):
             )
         )
 
-    def named(self) -> list[tuple[str, str]]:
-        """The readings that it names: pairs of a measure and the name that its metric gives a reading."""
-        return list(
-            dict.fromkeys((place.measure, place.metric) for place in self.addresses() if place.metric)
-        )
+    def asked(self) -> list[Asked]:
+        """The readings that it names, and those that its claims name."""
+        return [
+            Asked((place.measure,), place.metric, place.of, place.at)
+            for place in self.addresses()
+            if place.metric
+        ]
+
+    def claimed(self) -> Iterator[tuple[str, Point]]:
+        """Every point of every claim, and the words by which an error names the claim."""
+        for claim in self.claims:
+            untrained = [claim.left.model_copy(update={"row": claim.untrained})] if claim.untrained else []
+            for point in (*claim.all_points, *map(claim.full, (*claim.requires, *untrained))):
+                yield f"claim {claim.claim!r}", point
 
     def files(self) -> list[str]:
         """Files it draws beside the measurements."""
@@ -405,11 +425,10 @@ class Spec(Strict):
                 )
             for name in (*claim.dose, *(other.dose if (other := claim.by_other_form) else ())):
                 known("row", name, dosed or (), f"claim {claim.claim!r}, dose")
-            untrained = [claim.left.model_copy(update={"row": claim.untrained})] if claim.untrained else []
-            for point in (*claim.all_points, *map(claim.full, (*claim.requires, *untrained))):
-                where = f"claim {claim.claim!r}"
-                known(self.called, point.row, self.names(), where)
-                self.check_place(point, where)
+        for where, point in self.claimed():
+            known(self.called, point.row, self.names(), where)
+            self.check_place(point, where)
+        for claim in self.claims:
             unbound = [point.column for point in claim.recipes if self.best(point) is None]
             if unbound and self.best_of is None:
                 raise ValueError(

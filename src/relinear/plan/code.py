@@ -1,8 +1,8 @@
 """The hash of the code that made a result: it covers the sources that a stage can reach, so that editing one
 method reruns that method and nothing else.
 
-Comments, docstrings, the words of errors that are raised, a metric's `NEEDS` and `YIELDS` and `__version__`
-do not count; whatever else changes the syntax tree does. Sources are read, never imported.
+Comments, docstrings, the words of errors that are raised, a metric's `NEEDS`, `YIELDS` and `AXES`, and
+`__version__` do not count; whatever else changes the syntax tree does. Sources are read, never imported.
 
 An operation of relinear_kernels counts by its definition and its chunked torch form, `<op>_reference`: tests
 hold every other form to them. Which code computes it on a GPU is another hash (`kernel_hashes`), which is
@@ -27,7 +27,7 @@ from relinear.plan.sources import find
 
 METHODS = "relinear.attention."
 # constants of a metric that only the plan reads, to refuse what there cannot be; the package's
-UNCOUNTED = ("NEEDS", "YIELDS", "__version__")
+UNCOUNTED = ("NEEDS", "YIELDS", "AXES", "__version__")
 KERNELS = "relinear_kernels"
 # of this module as it was imported: a process that goes on beside an edit of it keeps facts under the old one
 RULES = hashlib.sha256(Path(__file__).read_bytes()).digest()

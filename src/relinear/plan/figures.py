@@ -6,7 +6,8 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from relinear.plan.claims import Address, InUnit, Point, Scalar, Spec, known, once
+from relinear.plan.claims import Address, Asked, InUnit, Point, Scalar, Spec, known, once
+from relinear.plan.places import check_value
 from relinear.plan.strict import Strict
 
 Sweep = Literal["batch", "length", "input"]
@@ -139,6 +140,22 @@ class Curves(Spec):
             for place in self.legend
         )
 
+    def asked(self) -> list[Asked]:
+        """The readings along each panel's axis, and those that claims name on it. Tokens of training are an
+        axis of runs, and of no reading."""
+        panels = {panel.name: panel for panel in self.of_readings}
+        named = [(panel, {panel.x: None}, "") for panel in self.of_readings]
+        named += [
+            (panels[point.column], point.at, where)
+            for where, point in self.claimed()
+            if point.column in panels
+        ]
+        return super().asked() + [
+            Asked((panel.measure or "",), panel.metric or "", panel.of, {**panel.at, **at}, where)
+            for panel, at, where in named
+            if panel.x != TRAINED
+        ]
+
     def names(self) -> list[str]:
         """What a claim may name as `row`: the series."""
         return [series.name for series in self.series]
@@ -213,12 +230,11 @@ class Curves(Spec):
                 f"{where}: {point.row} needs one place on a sweep, `at: {{{self.panels[0].x}: ...}}`; got"
                 f" {point.at}"
             )
-        known(
-            "sweep",
-            next(iter(point.at)),
-            get_args(Sweep) if of_costs else {panel.x for panel in self.of_readings},
-            where,
-        )
+        [(axis, value)] = point.at.items()
+        along = [panel.x for panel in self.of_readings if panel.name == point.column]
+        known("sweep", axis, get_args(Sweep) if of_costs else along, where)
+        if value != LARGEST and (of_costs or axis == TRAINED):
+            check_value(axis, value, 512, f"{where}: ", f", or {LARGEST}" * of_costs)
 
 
 # --- attention maps ---
@@ -267,6 +283,14 @@ class AttentionMaps(Spec):
     def addresses(self, scale: str | None = None) -> Iterator[Address]:
         """The measurements that left weights."""
         return (Address(shown.run, shown.measure or self.measure) for shown in self.shown)
+
+    def asked(self) -> list[Asked]:
+        """The readings that claims name."""
+        measures = {shown.run: (shown.measure or self.measure,) for shown in self.shown}
+        return [
+            Asked(measures[point.row], point.column or "", at=point.at, where=where)
+            for where, point in self.claimed()
+        ]
 
     def names(self) -> list[str]:
         """What a claim may name as `row`: the runs."""
@@ -377,6 +401,17 @@ class Grid(Spec):
             yield Address(panel.run, panel.measure, panel.metric, panel.of)
             yield from (Address(panel.run, panel.measure, line) for line in self.lines.values())
 
+    def asked(self) -> list[Asked]:
+        """The readings along both axes of each panel, those of its lines, and those that claims name."""
+        axes = {self.cell.x: None, self.cell.y: None}
+        shown = [Asked((panel.measure,), panel.metric, panel.of, axes) for panel in self.panels]
+        named = [
+            Asked((panel.measure,), panel.metric, panel.of, point.at, where)
+            for where, point in self.claimed()
+            for panel in [self.panel(point.row)]
+        ]
+        return super().asked() + shown + named
+
     def names(self) -> list[str]:
         """What a claim may name as `row`: the panels."""
         return [panel.name for panel in self.panels]
@@ -417,7 +452,7 @@ class Own(Spec):
     which writes <stem>.<suffix> of `makes`.
 
     Claims name a run, a metric as column and a place on its axes; those on `inputs`, what the file's `look`
-    finds.
+    finds, which its constant `PLACES` lists (`relinear.plan.places`).
     """
 
     called = "run"
@@ -430,6 +465,17 @@ class Own(Spec):
     def addresses(self, scale: str | None = None) -> Iterator[Address]:
         """The measurements that the file reads."""
         return (Address(need.run, need.measure) for need in self.needs)
+
+    def asked(self) -> list[Asked]:
+        """The readings that claims name; none where the file finds them."""
+        measures = {
+            need.run: tuple(n.measure for n in self.needs if n.run == need.run) for need in self.needs
+        }
+        return [
+            Asked(measures[point.row], point.column or "", at=point.at, where=where)
+            for where, point in self.claimed()
+            if self.needs
+        ]
 
     def names(self) -> list[str]:
         """What a claim may name as `row`: the runs; without `needs`, what the claims name is for the file's

@@ -11,8 +11,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from relinear.plan.finite import parse
 from relinear.plan.sources import PACKAGES, find
-from relinear.plan.strict import ConfigError, Strict, parse
+from relinear.plan.strict import ConfigError, Strict
 
 KEEP = "keep_softmax_layers"  # an option of `relinear.linearize`, for every method
 MAKES_PARAMETERS = re.compile(r"\bnn\.[A-Z]|\bParameter\b|\btorch\.nn import")  # in a method's file

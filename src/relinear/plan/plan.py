@@ -21,10 +21,20 @@ from relinear.files import sha256
 from relinear.plan import assets, catalogue
 from relinear.plan.code import PACKAGES, code_hash
 from relinear.plan.entries import Data, Measure, Model, Run, Scale, one_of
+from relinear.plan.figures import Own
 from relinear.plan.held import positions
 from relinear.plan.job import PREPARES
 from relinear.plan.names import DERIVED, TEXT, LinkNodes, Node, Resolved, Text, digest, short
-from relinear.plan.options import SourceError, check_values, metric_file, metric_yields
+from relinear.plan.options import SourceError, check_values, metric_file, metric_needs, metric_yields
+from relinear.plan.places import (
+    PARTS,
+    PLACES,
+    check_axes,
+    check_point,
+    metric_axes,
+    metric_words,
+    script_places,
+)
 from relinear.plan.scale import read_scale, scales
 from relinear.plan.specs import Artefact, available
 from relinear.plan.strict import WORKFLOW, ConfigError
@@ -503,17 +513,65 @@ class Plan:
         for scale in artefact.not_at:
             one_of(f"scale that {artefact.path} is `not_at`,", scale, scales(self.workflow))
         nodes = self.reads(artefact)
-        for measure, metric in artefact.spec.named():
-            source = self.measures[one_of(f"measure of {artefact.path},", measure, self.measures)].metric
-            one_of(
-                f"reading of measure {measure!r} in {artefact.path},",
-                metric,
-                metric_yields(metric_file(source)),
-            )
+        self.check_places(artefact)
         self._check_columns(artefact)
         self._check_held(artefact)
         for node in nodes.values():
             self.check_node(node, artefact.path)
+
+    def check_places(self, artefact: Artefact) -> None:
+        """Raise ConfigError for a reading that a table or figure names, itself or in a claim, and that no
+        measurement has: its measure, its name, what it is of, and its place on the metric's axes; and for a
+        point that the file beside a spec does not find."""
+        for asked in artefact.spec.asked():
+            where = f"{artefact.path}, {asked.where}" if asked.where else artefact.path
+            measures = [
+                self.measures[one_of(f"measure of {where},", m, self.measures)] for m in asked.measures
+            ]
+            files = [metric_file(measure.metric) for measure in measures]
+            said = " or ".join(map(repr, asked.measures))
+            yields = [name for file in files for name in metric_yields(file)]
+            one_of(f"reading of measure {said} in {where},", asked.metric, yields)
+            if asked.of is not None:
+                self._check_object(asked.of, measures, f"object of measure {said} in {where},")
+            axes = {axis: such for file in files for axis, such in metric_axes(file).items()}
+            try:
+                check_axes(asked.at, axes)
+            except ValueError as error:
+                raise ConfigError(f"{where}: measure {said}: {error}") from None
+        self._check_script(artefact)
+
+    def _check_object(self, of: str, measures: list[Measure], what: str) -> None:
+        """Raise ConfigError for what no reading of the measures is of: one of a measure's tasks; else its
+        data, what its options name, any data, model or source, or a word of the metric's file."""
+        if all("tasks" in metric_needs(metric_file(measure.metric)) for measure in measures):
+            named = [task for measure in measures for task in measure.options.get("tasks", ())]
+        elif of in self.data or any(of in metric_words(measure.metric) for measure in measures):
+            return
+        else:
+            own = [
+                value for m in measures for value in (m.data, *m.options.values()) if isinstance(value, str)
+            ]
+            words = sorted(set().union(*(metric_words(measure.metric) for measure in measures)))
+            named = list(dict.fromkeys([*own, *self.data, *self.models, *self.catalogue, *words]))
+        one_of(what, of, named)
+
+    def _check_script(self, artefact: Artefact) -> None:
+        """Raise ConfigError for a point of a claim that the file beside the spec does not find."""
+        if not (isinstance(artefact.spec, Own) and artefact.script and artefact.spec.claims):
+            return
+        if (places := script_places(artefact.script)) is None:
+            if artefact.spec.needs:
+                return
+            raise ConfigError(
+                f"{artefact.path}: its claims are on what {artefact.script.name} finds, which does not say"
+                f" where: give it a constant {PLACES}, a dict of {', '.join(PARTS)}"
+            )
+        for where, point in artefact.spec.claimed():
+            try:
+                check_point(point.row, point.column, point.at, places)
+            except ValueError as error:
+                raise ConfigError(f"{artefact.path}, {where}: {error}") from None
 
     def _check_held(self, artefact: Artefact) -> None:
         """Raise ConfigError for a row whose state holds more than the table allows."""

@@ -10,8 +10,9 @@ from pydantic import BaseModel, Field
 
 from relinear import stages
 from relinear.plan.entries import Scale, multiple, whole_tokens
+from relinear.plan.finite import parse
 from relinear.plan.sane import read_yaml
-from relinear.plan.strict import WORKFLOW, ConfigError, Positive, parse
+from relinear.plan.strict import WORKFLOW, ConfigError, Positive
 
 
 class Amounts(BaseModel):

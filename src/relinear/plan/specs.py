@@ -18,11 +18,12 @@ from pydantic import Field
 from relinear.plan.claims import BestOf, Read, Spec
 from relinear.plan.deviations import Deviations
 from relinear.plan.figures import AttentionMaps, Curves, Grid, Own
+from relinear.plan.finite import parse
 from relinear.plan.forms import check_form
 from relinear.plan.published import FILE, published, relabelled
 from relinear.plan.published import tables as published_tables
 from relinear.plan.sane import read_yaml
-from relinear.plan.strict import ConfigError, Strict, parse
+from relinear.plan.strict import ConfigError, Strict
 from relinear.plan.tables import Column, Picture, Table
 
 SHAPES: dict[str, type[Spec]] = {

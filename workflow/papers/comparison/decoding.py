@@ -23,6 +23,8 @@ NAMES = {
     "lizard": "Lizard",
 }
 PHASES = {"cpu_ms_per_token": "turns", "state_bytes": "decode"}  # the rows in which claims read a column
+POSITIONS = {"early": 0, "late": -1}
+PLACES = {"rows": NAMES, "columns": PHASES, "axes": {"position": POSITIONS}}
 
 
 def figure(spec, measured, about) -> Figure:
@@ -78,7 +80,7 @@ def look(spec, about):
         own = [row for row in rows if (row["run"], row["phase"]) == (run, PHASES.get(point.column or ""))]
         name = f"{point.row} {point.place}"
         return (
-            Value(float(own[{"early": 0, "late": -1}[point.at["position"]]][point.column]), 0.0, name)
+            Value(float(own[POSITIONS[point.at["position"]]][point.column]), 0.0, name)
             if own
             else f"{name}: not measured"
         )

@@ -19,6 +19,12 @@ from relinear.records import read_committed
 SIZE = re.compile(r"[-_](\d+(?:\.\d+)?)([mb])\b")  # in a model's name
 UNITS = {"m": 1e6, "b": 1e9}
 STEPS = {"distill": "-", "finetune": "--"}
+# what claims may name: runs and shapes of `python -m relinear.benchmarks.training`, on 1 to 8 GPUs
+PLACES = {
+    "rows": ("lolcats_window", "lizard"),
+    "columns": [f"{step}, {shape}" for shape in ("smollm2-135m", "llama-3-8b") for step in STEPS],
+    "axes": {"gpus": range(1, 9)},
+}
 
 
 def figure(spec, measured, about) -> Figure:

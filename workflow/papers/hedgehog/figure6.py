@@ -16,6 +16,12 @@ LINES = {  # op, provider (None: any but the torch form) -> its name and its loo
     ("softmax attention", None): ("softmax, FlashAttention", look_of("softmax")),
     ("taylor map", None): ("Taylor map (torch)", look_of("taylor")),
 }
+NAMES = {
+    "hedgehog": ("linear_attention", "relinear"),
+    "softmax": ("softmax attention", "SDPA causal"),
+    "taylor": ("taylor map", "torch chunked"),
+}
+PLACES = {"rows": NAMES, "columns": ("ms", "gib"), "axes": {"T": 32768}}
 
 
 def figure(spec, measured, about) -> Figure:
@@ -53,10 +59,5 @@ def figure(spec, measured, about) -> Figure:
 
 
 def look(spec, about):
-    """Times and memory of these lines, by the methods' names."""
-    names = {
-        "hedgehog": ("linear_attention", "relinear"),
-        "softmax": ("softmax attention", "SDPA causal"),
-        "taylor": ("taylor map", "torch chunked"),
-    }
-    return look_at(about.files.get(spec.inputs[0], Path(spec.inputs[0])), SHAPE, names)
+    """Times and memory of these lines, by NAMES."""
+    return look_at(about.files.get(spec.inputs[0], Path(spec.inputs[0])), SHAPE, NAMES)

@@ -17,6 +17,7 @@ FORMS = {  # name -> the method's options
     "one, with a bias": {"tied": True, "bias": True},
     "one": {"tied": True},
 }
+PLACES = {"rows": FORMS, "columns": ("last_digits",), "axes": {}}
 COLUMNS = ("maps_of_each_head", "parameters", "maps", "of_all", "of_the_original")
 
 

@@ -13,6 +13,7 @@ NAMES = {
     "gate a channel": ("gated_linear_attention", "relinear"),
     "GLA": ("gated_linear_attention", "fla chunk_gla (unnormalised)"),
 }
+PLACES = {"rows": NAMES, "columns": ("ms", "gib"), "axes": {"mode": ("forward", "forward+backward")}}
 SHAPE = {"B": "16", "T": "2048", "H": "32", "D": "128"}
 TITLE = "Lizard Figure 6: time of the attention kernels, B=16 T=2048 H=32 D=128, bfloat16, one H200"
 PAPER = (
