@@ -28,6 +28,7 @@ STANDARD_ERRORS = 2.0
 # the share of comparisons without any difference that chance alone puts beyond two standard errors
 BY_CHANCE = float(2 * ndtr(-STANDARD_ERRORS))
 OFF_THE_FLOOR = 3.0  # standard errors
+BESIDE = " | "  # between the figures of the comparisons of one claim: beside several rows, by two forms
 PAIRED = " (paired)"  # behind an error that is that of differences on the same items
 
 COLUMNS = (
@@ -330,7 +331,7 @@ def _of_forms(first: Judgement, second: Judgement, either: Mapping[str, str]) ->
         f"by {rows}: {speaks.reason}; by {others}, a form that the paper states, too: {silent.verdict},"
         f" {silent.reason}"
     )
-    figures = " | ".join(judgement.figures for judgement in (speaks, silent) if judgement.figures)
+    figures = BESIDE.join(judgement.figures for judgement in (speaks, silent) if judgement.figures)
     return speaks._replace(
         verdict=verdict, figures=figures, reason=reason, compared=f"{first.compared}, or {second.compared}"
     )
@@ -347,7 +348,7 @@ def _of_each(rows: Sequence[str], found: Sequence[Judgement], compared: str) -> 
     ]
     speak = [(row, judgement) for row, judgement in agree if judgement.error is None] or agree
     return speak[0][1]._replace(
-        figures=" | ".join(dict.fromkeys(judgement.figures for judgement in found if judgement.figures)),
+        figures=BESIDE.join(dict.fromkeys(judgement.figures for judgement in found if judgement.figures)),
         reason="; ".join(f"beside {row}: {judgement.reason}" for row, judgement in speak),
         compared=compared,
     )
