@@ -18,7 +18,7 @@ from relinear.draw.render import paint
 from relinear.errors import UserError
 from relinear.files import MANIFEST, sha256, write_json
 from relinear.plan.claims import GATE
-from relinear.plan.forms import forms_of, told_behind
+from relinear.plan.forms import forms_of, planned, told_behind
 from relinear.plan.measured import Measured, load
 from relinear.plan.names import ROOT, Node, split
 from relinear.plan.plan import Plan
@@ -57,9 +57,12 @@ def _draw(
     files = dict(zip(artefact.files(), map(Path, plan.files(artefact)), strict=True))
     for path in files.values():
         records.require_committed(path)
-    about = _about(plan, artefact)
+    about, forms = _about(plan, artefact), forms_of(measured)
+    unmade = {run: planned(plan, run) for run, _ in artefact.spec.draws() if run not in forms}
     later = _later(plan, measured, about.of_shape)
-    return how(artefact, measured, about._replace(files=files, forms=forms_of(measured), later=later), out)
+    return how(
+        artefact, measured, about._replace(files=files, forms=forms, planned=unmade, later=later), out
+    )
 
 
 def _later(plan: Plan, measured: Measurements, of_shape: Collection[str]) -> dict[str, list[str]]:
