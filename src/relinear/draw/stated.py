@@ -55,8 +55,8 @@ MEASURED = re.compile(r"(?:difference|ratio) \S+(?: ± \S+)?")
 
 
 class Stated(NamedTuple):
-    """A claim, by whom, which labels test it, and the rows that claims files have of it, with the folder of
-    each. `why`: without rows, the reason. `bound`: `ours` if the paper does not print its margin or ratio."""
+    """A claim, by whom, which labels test it, and the rows that claims files have of it, with the drawing of
+    each, `<folder>/<paper>/<stem>`. `why`: without rows, the reason. `bound`: `ours` if the paper does not print its margin or ratio."""
 
     paper: str
     claim: str
@@ -70,7 +70,7 @@ class Stated(NamedTuple):
 
     @property
     def told(self) -> tuple[str, dict[str, str]] | None:
-        """The folder and the row that speak for the claim: the first that has a verdict, else the first that
+        """The drawing and the row that speak for the claim: the first that has a verdict, else the first that
         is nearest to one."""
         return max(self.rows, key=lambda each: _nearness(each[1]), default=None)
 
@@ -144,10 +144,10 @@ def stated(root: Path = ROOT) -> list[Stated]:
 def _of(artefact: Artefact, reference: Path, told: Told) -> Iterator[Stated]:
     """The paper's own claims of a table or figure, with the rows of all folders that have it."""
     found = judged(artefact, reference, told)
-    rows = [(place.parents[1].name, row) for place, own in found.items() for row in own]
+    rows = [(place.relative_to(reference).as_posix(), row) for place, own in found.items() for row in own]
     for claim in artefact.spec.claims:
         if not claim.ours:
-            own = tuple((folder, row) for folder, row in rows if row["claim"] == claim.claim)
+            own = tuple((place, row) for place, row in rows if row["claim"] == claim.claim)
             what = compared(claim, artefact.spec)
             yield Stated(
                 artefact.paper,
@@ -244,8 +244,8 @@ def reasons(claims: Sequence[Stated]) -> str:
     )
 
 
-def _cells(claim: Stated) -> dict[str, str]:
-    folder, row = claim.told or ("", {})
+def _cells(claim: Stated, reference: Path) -> dict[str, str]:
+    place, row = claim.told or ("", {})
     errors = (
         [number(float(row[part])) for part in ("error_items", "error_training")] if row.get("error") else []
     )
@@ -259,9 +259,17 @@ def _cells(claim: Stated) -> dict[str, str]:
         "Error: items, trainings": ", ".join(errors),
         "Trainings": row.get("trainings", ""),
         "Reason": claim.reason,
-        "In": folder,
+        "In": _link(reference, place) if place else "",
     }
     return {title: cell.replace("|", "\\|") for title, cell in cells.items()}
+
+
+def _link(reference: Path, place: str) -> str:
+    """A folder's name as a link, from a page of docs/, to what it has of a drawing: the table, the picture,
+    or, of a figure whose weights are not committed, the verdicts."""
+    folder = place.partition("/")[0]
+    files = (f"{place}.md", f"{place}.png", f"{folder}/{VERDICTS.file}")
+    return f"[{folder}](../results/reference/{next(f for f in files if (reference / f).is_file())})"
 
 
 def page(root: Path = ROOT) -> str:
@@ -274,7 +282,7 @@ def page(root: Path = ROOT) -> str:
         parts.append(f"## {titles[name]}")
         judged = (*get_args(Verdict)[:2], BOTH)
         for kind in (*judged, *UNTESTED_KINDS):
-            of_kind = [_cells(claim) for claim in own if claim.kind == kind]
+            of_kind = [_cells(claim, root / "results/reference") for claim in own if claim.kind == kind]
             if of_kind:
                 untested = "" if kind in judged else "Not tested: "
                 parts += [
