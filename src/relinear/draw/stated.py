@@ -56,7 +56,8 @@ MEASURED = re.compile(r"(?:difference|ratio) \S+(?: ± \S+)?")
 
 class Stated(NamedTuple):
     """A claim, by whom, which labels test it, and the rows that claims files have of it, with the drawing of
-    each, `<folder>/<paper>/<stem>`. `why`: without rows, the reason. `bound`: `ours` if the paper does not print its margin or ratio."""
+    each, `<folder>/<paper>/<stem>`. `why`: without rows, the reason. `bound`: `ours` if the paper does not
+    print its margin or ratio."""
 
     paper: str
     claim: str
