@@ -22,7 +22,7 @@ from relinear.draw.beside import VERDICTS, lines_of
 from relinear.draw.claims import BY_CHANCE, UNTESTED, Value, judge, value_of
 from relinear.draw.drawing import make
 from relinear.draw.drawing import verdicts as judged_alone
-from relinear.draw.planned import draw_planned
+from relinear.draw.planned import draw_planned, form_of_plan
 from relinear.draw.render import count
 from relinear.draw.spreads import COLUMNS, SPREADS, Of, Spreads, committed
 from relinear.draw.stated import BY_ITEMS, BY_TRAININGS, NO_NUMBER, Stated, kind_of, stated
@@ -30,7 +30,7 @@ from relinear.draw.table import _of_other_trainings
 from relinear.draw.trainings import spreads_of
 from relinear.get import assets, pieces, text
 from relinear.plan.claims import Claim
-from relinear.plan.forms import LACKING, PARAMETERS, differences, form_of, planned
+from relinear.plan.forms import LACKING, PARAMETERS, differences, form_of
 from relinear.plan.measured import load
 from relinear.plan.plan import Plan
 from relinear.plan.specs import available, papers, read
@@ -157,7 +157,7 @@ def test_a_form_that_is_not_there_is_not_tested_and_the_nearest_that_is_there_is
 def test_the_plan_gives_a_run_the_form_that_its_records_have(run):
     measure = "gate" if run == "t2r-seed1" else "commonsense"
     recorded = form_of(load(REFERENCE / f"smollm2/runs/{run}/{measure}"))
-    assert planned(Plan(scale="smollm2"), run) == {
+    assert form_of_plan(Plan(scale="smollm2"), run) == {
         name: value for name, value in recorded.items() if name not in (LACKING, PARAMETERS)
     }
 

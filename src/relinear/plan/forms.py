@@ -9,7 +9,7 @@ plan.
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import create_model
 
@@ -19,9 +19,6 @@ from relinear.plan.measured import Measured
 from relinear.plan.names import digest
 from relinear.plan.options import KEEP, method_file, schema
 from relinear.plan.strict import ConfigError, Strict, parse
-
-if TYPE_CHECKING:
-    from relinear.plan.plan import Plan
 
 # settings of recipes; `loss` is the transfer's
 OF_STEPS = ("loss", "kind", "train_method", "lora_rank", "lora_targets")
@@ -80,22 +77,13 @@ def form_of(found: Measured) -> dict[str, Any]:
     record = records.read(found.folder) or {}
     config = record.get("config", {})
     steps, lacking = steps_behind(found)
-    form = _form(
+    form = form_with(
         config.get("method", "softmax"), config.get("options", {}), (step["config"] for step in steps)
     )
     return form | {LACKING: lacking, PARAMETERS: _parameters(found, record)}
 
 
-def planned(plan: "Plan", run: str) -> dict[str, Any]:
-    """The form that a run would have, as its entry in runs.yaml and the scale make it; as `form_of`, without
-    `lacking` and `parameters`. Raises ConfigError for a run that cannot be planned."""
-    found = plan.run(plan.name(run))
-    steps = [step for link in plan.chain(found.name) for step in link.steps]
-    settings = (plan.work(step).settings for step in steps if step.stage in stages.training())
-    return _form(found.run.method, found.run.options, settings)
-
-
-def _form(method: str, options: Form, steps: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+def form_with(method: str, options: Form, steps: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """The form of a method with its options and with the settings of its training steps."""
     given = dict(options)
     form: dict[str, Any] = {"method": method, KEEP: given.pop(KEEP, None)}
