@@ -60,9 +60,7 @@ def _draw(
     about, forms = _about(plan, artefact), forms_of(measured)
     unmade = {run: form_of_plan(plan, run) for run, _ in artefact.spec.draws() if run not in forms}
     later = _later(plan, measured, about.of_shape)
-    return how(
-        artefact, measured, about._replace(files=files, forms=forms, planned=unmade, later=later), out
-    )
+    return how(artefact, measured, about._replace(files=files, forms=forms, planned=unmade, later=later), out)
 
 
 def _later(plan: Plan, measured: Measurements, of_shape: Collection[str]) -> dict[str, list[str]]:
