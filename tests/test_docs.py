@@ -19,7 +19,7 @@ from browser import open_page
 from properdocs.exceptions import PluginError
 
 from relinear.core import store
-from relinear.draw import report, stated
+from relinear.draw import beside, report, stated
 from relinear.draw.beside import lines_of as rows_of
 from relinear.errors import UserError
 from relinear.plan.specs import Finding, available, papers
@@ -387,6 +387,45 @@ def test_totals_say_how_many_verdicts_chance_alone_would_give():
         list(stated.listed("gla"))
     with pytest.raises(UserError, match="no verdict 'true'; have reproduced, contradicted, not tested"):
         list(stated.listed(verdict="true"))
+
+
+def test_each_row_that_a_claim_is_beside_is_a_comparison_that_chance_may_decide():
+    claims = {
+        (artefact.paper, claim.claim): claim
+        for artefact in available(ROOT / "workflow/papers").values()
+        for claim in artefact.spec.claims
+    }
+    seen = set()
+    for told in stated.stated():
+        claim = claims.get((told.paper, told.claim))
+        if claim is not None and told.told and told.told[1]["error"] and told.verdict != "not tested":
+            n = len(claim.by_each) + bool(claim.either)
+            assert stated.by_chance([told.told[1]])[0] in (n, 0) and ("±" in told.told[1]["figures"]) == bool(
+                stated.by_chance([told.told[1]])[0]
+            ), told.claim
+            seen.add(n)
+    assert {1, 2, 3} <= seen
+    row = {"verdict": "reproduced", "reason": "1.00 > 0.00"}
+    figures = "a 1 ± 0.1, b 0 ± 0.1; difference 1.00 ± 0.14; published 1 ± 0.1"
+    for shown, n in (
+        (figures, 1),
+        (f"{figures} | {figures}", 2),
+        ("a 1, b 0; ratio 2; published 1 ± 0.1", 0),
+    ):
+        assert stated.by_chance([row | {"figures": shown}]) == (n, pytest.approx(0.0455 * n, rel=1e-3))
+    untested = row | {"verdict": "not tested", "figures": figures}
+    assert stated.by_chance([untested | {"reason": "1.00 ± 0.6 is within error of 0.00"}])[0] == 1
+    assert stated.by_chance([untested | {"reason": "other dose: a had 1 of 2"}])[0] == 0
+
+
+def test_a_list_of_claims_reads_the_verdicts_of_a_folder_once(monkeypatch):
+    read: list[Path] = []
+    by_drawing = beside.VERDICTS.read_all
+    counted = beside.VERDICTS._replace(read_all=lambda file: read.append(file) or by_drawing(file))
+    for module in (stated, report):
+        monkeypatch.setattr(module, "VERDICTS", counted)
+    assert stated.stated() and stated.asked(REFERENCE)
+    assert sorted(read) == sorted(REFERENCE.glob("*/claims.csv"))
 
 
 def test_the_novels_are_six_of_one_author_and_in_no_text_that_was_trained_on():

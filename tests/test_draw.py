@@ -15,6 +15,7 @@ import yaml
 from synthetic import everything, measurement, paper, reading
 
 from relinear.draw import About
+from relinear.draw.beside import lines_of
 from relinear.draw.claims import UNTESTED, Judgement, Value, judge
 from relinear.draw.drawing import make, verdicts
 from relinear.draw.render import count, number, titled
@@ -382,12 +383,18 @@ def test_a_measurement_of_another_run_measure_or_scale_is_refused(measured, tmp_
     assert not list(tmp_path.iterdir())
 
 
-def test_a_metric_that_a_finished_measurement_does_not_have_is_an_error_and_no_unrun_cell(measured, tmp_path):
-    wrong = measurement("lizard", "perplexity", reading("perplexitee", 1.0))
-    with pytest.raises(
-        ValueError, match="lizard/perplexity/run.json: no metric 'perplexity'.*have perplexitee"
-    ):
-        make(TABLE2, measured | {("lizard", "perplexity"): wrong}, MINI, tmp_path)
+def test_a_metric_that_a_measurement_does_not_have_is_a_cell_that_says_what_it_has(measured, tmp_path):
+    other = measurement("lolcats_linear", "perplexity", reading("bits", 1.0))
+    make(TABLE2, measured | {("lolcats_linear", "perplexity"): other}, MINI, tmp_path)
+    said = "not run: lolcats_linear perplexity has bits, and no perplexity"
+    [row] = [row for row in lines_of(tmp_path / "table2.csv") if row["run"] == "lolcats_linear"]
+    assert row["ppl"] == said and f"| {said} " in (tmp_path / "table2.md").read_text()
+    [told] = [
+        row
+        for row in lines_of(tmp_path / "table2.claims.csv")
+        if row["compared"] == "lolcats_window ppl < lolcats_linear ppl"
+    ]
+    assert told["verdict"] == UNTESTED and f"lolcats_linear: ppl was {said}" in told["reason"]
 
 
 def test_the_same_measurements_give_the_same_bytes_and_nothing_lies_beside_them(measured, tmp_path):

@@ -261,17 +261,21 @@ def test_a_grid_says_which_panel_was_not_run_and_judges_no_failed_gate(tmp_path)
     )
 
 
-def test_a_place_without_a_reading_stays_empty_and_a_metric_without_the_axes_is_refused(tmp_path):
+def test_a_place_without_a_reading_stays_empty_and_a_panel_without_the_axes_says_what_there_is(tmp_path):
     artefact = read(paper(tmp_path, stem="figure4", **GRID))
     [m] = needles("lizard", lambda n, d: 1.0).values()
     lizard = artefact.spec.panel("Lizard")
-    less, other = (
-        frame_of({("lizard", "needle"): m._replace(readings=own)})
-        for own in (m.readings[1:], (reading("acc", 1.0, of="passkey"),))
-    )
+    less = frame_of({("lizard", "needle"): m._replace(readings=m.readings[1:])})
     assert np.isnan(heat_of(artefact.spec, lizard, less).values).sum() == 1
-    with pytest.raises(ValueError, match="no acc by length and depth; have acc by nothing"):
-        heat_of(artefact.spec, lizard, other)
+    whole = m._replace(readings=(reading("acc", 1.0, of="passkey"),))
+    measured = {("lizard", "needle"): whole} | needles("lolcats", lambda n, d: 0.0)
+    assert heat_of(artefact.spec, lizard, frame_of(measured)) is None
+    [verdict] = verdicts(draw(artefact, measured, tmp_path / "out"))
+    assert (verdict["verdict"], verdict["reason"]) == (
+        UNTESTED,
+        "Lizard at 8192, 0.5: acc was not run: lizard needle has acc by nothing, and no acc by length and"
+        " depth",
+    )
 
 
 def test_a_panel_whose_metric_is_not_defined_says_why_and_judges_nothing(tmp_path):

@@ -79,6 +79,12 @@ def test_every_spec_of_the_repository_is_right_and_called_as_its_label_is():
         )
 
 
+def test_a_claim_is_written_in_lines_of_110_columns():
+    for file in PAPERS.glob("*/*.yaml"):
+        _, _, claims = file.read_text().partition("\nclaims:")
+        assert [line for line in claims.splitlines() if len(line) > 110] == [], file
+
+
 def test_a_label_stands_in_one_spec_and_in_its_paper_s_list():
     found, listed = available(PAPERS), papers(PAPERS)
     labels = [artefact.spec.label for artefact in found.values()]

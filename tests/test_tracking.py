@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from datetime import UTC, datetime
@@ -1315,6 +1316,37 @@ def test_a_browser_is_opened_where_there_is_a_display_once_the_ui_answers(betwee
     assert ui.open_later("http://127.0.0.1:1", "link") and started[0][-2:] == ["http://127.0.0.1:1", "link"]
     assert not ui.open_once_up("http://127.0.0.1:1", "link", seconds=0.1) and opened_links == []
     assert ui.open_once_up(between.server_address, "link") and opened_links == ["link"]
+
+
+@pytest.mark.parametrize(
+    ("number", "status", "said"),
+    [(signal.SIGINT, 0, "relinear: MLflow has ended\n"), (signal.SIGTERM, 143, "")],
+)
+def test_the_ui_that_is_interrupted_or_ended_ends_its_server_in_a_line(tmp_path, number, status, said):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    elsewhere = ("MLFLOW_TRACKING_URI", "DISPLAY", "WAYLAND_DISPLAY")
+    environment = {name: value for name, value in os.environ.items() if name not in elsewhere}
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "relinear.cli", "track", "ui", "--port", str(port)],
+            cwd=tmp_path,
+            env=environment,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+        up, end = False, time.monotonic() + 120
+        while not up and process.poll() is None and time.monotonic() < end:
+            with suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5):
+                up = True
+            time.sleep(0.2)
+        before = (tmp_path / "log").stat().st_size
+        os.killpg(process.pid, number)
+        assert (up, process.wait(30)) == (True, status), (tmp_path / "log").read_text()
+        assert (tmp_path / "log").read_text()[before:] == said
+    with pytest.raises(OSError, match="refused"):
+        socket.create_connection(("127.0.0.1", port), timeout=5)
 
 
 def test_an_import_shows_how_far_it_is(uri, tmp_path, monkeypatch, capsys):

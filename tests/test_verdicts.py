@@ -22,15 +22,15 @@ from relinear.draw.beside import VERDICTS, lines_of
 from relinear.draw.claims import BY_CHANCE, UNTESTED, Value, judge, value_of
 from relinear.draw.drawing import make
 from relinear.draw.drawing import verdicts as judged_alone
-from relinear.draw.planned import draw_planned
+from relinear.draw.planned import draw_planned, form_of_plan
 from relinear.draw.render import count
 from relinear.draw.spreads import COLUMNS, SPREADS, Of, Spreads, committed
-from relinear.draw.stated import BY_ITEMS, BY_TRAININGS, NO_NUMBER, Stated, stated
+from relinear.draw.stated import BY_ITEMS, BY_TRAININGS, NO_NUMBER, Stated, kind_of, stated
 from relinear.draw.table import _of_other_trainings
 from relinear.draw.trainings import spreads_of
 from relinear.get import assets, pieces, text
 from relinear.plan.claims import Claim
-from relinear.plan.forms import differences, form_of
+from relinear.plan.forms import LACKING, PARAMETERS, differences, form_of
 from relinear.plan.measured import load
 from relinear.plan.plan import Plan
 from relinear.plan.specs import available, papers, read
@@ -61,7 +61,16 @@ LENT = Spreads(
 
 
 def verdict(
-    tmp_path, scores=None, form=None, seeds=3, claim=None, rows=(), spreads=LENT, collapsed=(), **spec
+    tmp_path,
+    scores=None,
+    form=None,
+    seeds=3,
+    claim=None,
+    rows=(),
+    spreads=LENT,
+    collapsed=(),
+    about=None,
+    **spec,
 ):
     """The verdict on a claim of a table of runs with three seeds each, in the paper's form and of its metric,
     but for what is changed."""
@@ -87,8 +96,8 @@ def verdict(
         **spec,
     )
     (path.parent / "paper.yaml").write_text(f"title: A paper\nforms: {json.dumps(FORM)}\n")
-    about = About("mini", forms={"lizard": form or OWN}, spreads=spreads)
-    make(read(path), measured, about, tmp_path / "out")
+    known = About("mini", forms={"lizard": form or OWN}, spreads=spreads)._replace(**about or {})
+    make(read(path), measured, known, tmp_path / "out")
     [row] = csv.DictReader((tmp_path / "out/table1.claims.csv").read_text().splitlines())
     return row
 
@@ -121,6 +130,36 @@ def test_another_form_than_the_paper_s_is_not_tested_in_either_direction(tmp_pat
         assert found["verdict"] == UNTESTED and found["reason"].startswith(
             f"another form than the paper's ({said}); difference "
         ), found["reason"]
+
+
+@pytest.mark.parametrize(
+    ("there", "said"),
+    [
+        (
+            {"near": OWN | {"window": 64}, "far": OWN | {"window": 64, "loss": "cross_entropy"}},
+            "; there is another form than the paper's (near: window 64 where the paper has 128)",
+        ),
+        ({"same": OWN}, ""),
+        ({"other": {"method": "lolcats", "window": 64}}, ""),
+        ({}, ""),
+    ],
+)
+def test_a_form_that_is_not_there_is_not_tested_and_the_nearest_that_is_there_is_named(tmp_path, there, said):
+    unmade = {"forms": there, "planned": {"lizard": OWN}}
+    found = verdict(tmp_path, scores={"lizard": None}, about=unmade)
+    assert (found["verdict"], found["reason"]) == (UNTESTED, f"lizard: acc was not run{said}")
+    assert kind_of(found["reason"]) == ("another form" if said else NO_NUMBER)
+    ours = verdict(tmp_path, scores={"lizard": None}, about=unmade, claim={"proxy": "MMLU"})
+    assert ours["reason"] == "lizard: acc was not run"
+
+
+@pytest.mark.parametrize("run", ["lolcats_exp_window", "supra", "teacher", "t2r-seed1"])
+def test_the_plan_gives_a_run_the_form_that_its_records_have(run):
+    measure = "gate" if run == "t2r-seed1" else "commonsense"
+    recorded = form_of(load(REFERENCE / f"smollm2/runs/{run}/{measure}"))
+    assert form_of_plan(Plan(scale="smollm2"), run) == {
+        name: value for name, value in recorded.items() if name not in (LACKING, PARAMETERS)
+    }
 
 
 def test_a_row_may_differ_by_purpose_and_then_in_that_alone(tmp_path):
@@ -383,6 +422,14 @@ COSTS = {
             "forms: lizard: no setting 'widow'; possible: ",
         ),
         (
+            {"claims": [CLAIM], "forms": {"lizard": {"gate": "sigmoyd"}}},
+            "forms: lizard.gate: Input should be 'sigmoid', ",
+        ),
+        (
+            {"claims": [CLAIM], "forms": {"lizard": {"gate": "sigmoid", "rope": "after"}}},
+            "forms: lizard: no method has all of gate, rope",
+        ),
+        (
             {"claims": [CLAIM | {"parameters": 7.0e9}]},
             "claim 'Lizard beats T2R': `parameters` says that a dose is compared in tokens a parameter, and"
             " the claim has no `dose`; give both, or neither",
@@ -417,11 +464,19 @@ def test_a_claim_that_is_not_the_paper_s_says_so_or_is_refused(tmp_path, spec, s
         read(paper(tmp_path, **given))
 
 
-def test_a_paper_s_form_names_methods_and_settings_that_there_are(tmp_path):
+def test_a_paper_s_form_is_one_that_a_run_can_have(tmp_path):
     path = paper(tmp_path, columns=[COLUMN], rows=[{"run": "lizard"}])
     for forms, said in (
         ({"lizzard": {}}, "no method 'lizzard'; have "),
         ({"lizard": {"feature_map": "exp"}}, "no setting 'feature_map'; possible: "),
+        (
+            {"lizard": {"window": "wide"}},
+            r"forms: lizard\.window: Input should be a valid integer.*got 'wide'",
+        ),
+        ({"lizard": {"gate": "sigmoyd"}}, r"forms: lizard\.gate: Input should be .*got 'sigmoyd'"),
+        ({"lizard": {"loss": "mae"}}, r"\.loss: Input should be 'cross_entropy' or 'mse'; got 'mae'"),
+        ({"lizard": {"kind": "lara"}}, r"\.kind: Input should be 'lora', 'full' or 'method'; got 'lara'"),
+        ({"lizard": {"seq_len": 0}}, r"\.seq_len: Input should be greater than 0; got 0"),
     ):
         (path.parent / "paper.yaml").write_text(f"title: A paper\nforms: {json.dumps(forms)}\n")
         with pytest.raises(ConfigError, match=said):

@@ -912,7 +912,7 @@ def track_ui(
     results: Results = Path("results"), port: Annotated[int, typer.Option(min=1, max=65535)] = 5000
 ) -> None:
     """Open MLflow's UI on 127.0.0.1; a server that MLFLOW_TRACKING_URI names has its own."""
-    from relinear.tracking.ui import comparisons, links, open_later
+    from relinear.tracking.ui import comparisons, links, open_later, serve
 
     store = Plan(results=results).store
     if not store.startswith("sqlite:"):
@@ -937,8 +937,10 @@ def track_ui(
         open_later(address, next(iter((compared or listed).values())))
     else:
         print("no runs are in the store yet: any target of Snakemake brings some", flush=True)
-    options = ("--backend-store-uri", store, "--host", "127.0.0.1", "--port", str(port), "--workers", "1")
-    os.execvp(sys.executable, [sys.executable, "-m", "mlflow", "ui", *options])
+    try:
+        raise SystemExit(serve(store, port))
+    except KeyboardInterrupt:
+        print("relinear: MLflow has ended", file=sys.stderr)
 
 
 def main() -> None:

@@ -147,7 +147,7 @@ def difference(folder: Path, record: dict[str, Any], name: str, of: str = "run.j
     not."""
     path, expected = folder / name, record["artefacts"].get(name, {}).get("sha256", "no such file")
     if path.is_file():
-        got = _sha256_now(path)
+        got = once(sha256, path)
     else:
         got = hashlib.sha256(store.read(path)).hexdigest() if store.exists(path) else "no file"
     return (
@@ -175,10 +175,10 @@ def differs(folder: Path, record: dict[str, Any], of: str = "run.json", light: b
     return None
 
 
-def _sha256_now(path: Path) -> str:
-    """The file's sha256. A process that asks again reads the file again only if it was written to or
-    replaced."""
-    return _sha256_of(str(path), _now(path))
+def once(read: Callable[[Path], Any], path: Path) -> Any:
+    """What `read` makes of a file. A process that asks again reads the file again only if it was written to
+    or replaced; so what it got is not to be changed."""
+    return _once(read, path, _now(path))
 
 
 def _now(path: Path | str) -> State | None:
@@ -202,6 +202,11 @@ def _sha256_of(path: str, now: State | None) -> str:
         return sha256(Path(path))
     with open(path, "rb") as file:  # at once: most are small, and `file_digest` takes a buffer of 256 KiB
         return hashlib.sha256(file.read()).hexdigest()
+
+
+@functools.cache
+def _once(read: Callable[[Path], Any], path: Path, now: State | None) -> Any:
+    return read(path)
 
 
 def believed(folder: Path) -> dict[str, Any] | None:
@@ -438,7 +443,7 @@ def _committed_otherwise(path: Path) -> str | None:
     if (home := _home(path)) is None:
         return None
     expected = named_in(home / MANIFEST).get(path.relative_to(home).as_posix(), "no such file")
-    got = _sha256_now(path) if path.is_file() else "no file"
+    got = once(sha256, path) if path.is_file() else "no file"
     if got == expected:
         return None
     return (
@@ -449,9 +454,4 @@ def _committed_otherwise(path: Path) -> str | None:
 
 def named_in(manifest: Path) -> dict[str, str]:
     """Name -> sha256 of each file that a reference.json names. Raises BrokenError for one that names none."""
-    return _named_in(manifest, *_now(manifest))
-
-
-@functools.cache
-def _named_in(manifest: Path, *_: int) -> dict[str, str]:
-    return read_manifest(manifest)["files"]
+    return once(read_manifest, manifest)["files"]

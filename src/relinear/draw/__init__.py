@@ -27,10 +27,11 @@ class About(NamedTuple):
     after a step of it now, and were measured without one.
     `data`: measure -> the data that it was made on, or that stood in for them. `own_data`: column -> the
     same, where its runs' models know no other. `undefined`: (run, measure) of a table's cells that no
-    measurement can fill -> why. `forms`: run -> what it is made of, as its records say. `spreads`: how far
-    trainings of a method are apart. `best`: run -> the run of its best recipe, where all that its paper has
-    are measured; `alone`: those of these runs whose other recipes are all worse by more than the error.
-    `files`: an artefact's input that is no measurement -> where it lies, if not where the spec says.
+    measurement can fill -> why. `forms`: run -> what it is made of, as its records say; `planned`: the same
+    of runs that were not measured, as the plan has it. `spreads`: how far trainings of a method are apart.
+    `best`: run -> the run of its best recipe, where all that its paper has are measured; `alone`: those of
+    these runs whose other recipes are all worse by more than the error. `files`: an artefact's input that is
+    no measurement -> where it lies, if not where the spec says.
     """
 
     scale: str
@@ -44,6 +45,7 @@ class About(NamedTuple):
     undefined: Mapping[tuple[str, str], str] = {}
     files: Mapping[str, Path] = {}
     forms: Mapping[str, Form] = {}
+    planned: Mapping[str, Form] = {}
     spreads: Spreads = UNASKED
     best: Mapping[str, str] = {}
     alone: Collection[str] = ()

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from relinear.draw.render import write_csv, write_text
-from relinear.records import read_committed, read_json, require_committed
+from relinear.records import once, read_committed, read_json, require_committed
 from relinear.schemas import BrokenError
 
 Line = dict[str, str]
@@ -25,7 +25,7 @@ class Beside(NamedTuple):
 
     `read` and `read_all` give what the file beside one drawing holds, and by drawing what the one file holds.
     `write_all` writes the one file. What is committed is read as it was committed, else BrokenError is
-    raised.
+    raised, and once in a process (`records.once`).
     """
 
     file: str
@@ -43,7 +43,7 @@ class Beside(NamedTuple):
         if not (file := folder / self.file).is_file():
             return {}
         require_committed(file)
-        return self.read_all(file)
+        return once(self.read_all, file)
 
     def of(self, place: Path) -> Any:
         """What is told of the drawing `<folder>/<paper>/<stem>`, in the folder's one file or, as earlier
@@ -55,6 +55,19 @@ class Beside(NamedTuple):
             return None
         require_committed(own)
         return self.read(own)
+
+    def of_all(self, reference: Path) -> dict[Path, Any]:
+        """What is told of every drawing of the folders in `reference`, by its place
+        `<folder>/<paper>/<stem>`, as `of` gives it of one."""
+        found = {
+            file.parent / drawing: told
+            for file in sorted(reference.glob(f"*/{self.file}"))
+            for drawing, told in self.committed(file.parent).items()
+        }
+        for own in sorted(reference.glob(f"*/*/*{self.ending}")):
+            place = own.with_name(own.name.removesuffix(self.ending))
+            found[place] = self.of(place)
+        return found
 
     def of_drawings(self, folder: Path, files: Iterable[Path]) -> dict[str, Any]:
         """As `committed`, of those among these files in the folder that lie beside a drawing."""

@@ -44,8 +44,8 @@ class Part(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """A cell as it is shown: the score over its trainings (`relinear.draw.frame.Score`), NOT_RUN, or
-    NOT_DEFINED with a reason.
+    """A cell as it is shown: the score over its trainings (`relinear.draw.frame.Score`), NOT_RUN, alone or
+    with what was measured instead, or NOT_DEFINED with a reason.
 
     `seeds`: the number of each training. `files`: the run.json of each. `seed_sd` is None for one training.
     """
@@ -94,7 +94,7 @@ class Row(NamedTuple):
 
 
 def rows_of(spec: Table, measured: Measurements, about: About) -> list[Row]:
-    """The rows of a table. Raises ValueError for a metric that a finished measurement does not have."""
+    """The rows of a table."""
     frame = frame_of(measured)
     rows = [_row(spec, line, measured, frame, about) for line in spec.lines]
     for column in spec.columns:
@@ -245,10 +245,11 @@ def _cell(
         node: _part(column.factor, nodes[node], reading, None if alike else seed)
         for node, seed, reading in readings_in(rows)
     }
-    for node in nodes.keys() - parts.keys():
-        if not nodes[node].all(place.metric):
-            have = ", ".join(sorted({reading.metric for reading in nodes[node].readings}))
-            raise ValueError(f"{node}: no metric {place.metric!r} in measure {place.measure!r}; have {have}")
+    for found in (nodes[node] for node in nodes if node not in parts):
+        if not found.all(place.metric):
+            have = ", ".join(sorted({reading.metric for reading in found.readings})) or "nothing"
+            why = f"{NOT_RUN}: {found.run} {found.measure} has {have}, and no {place.metric}"
+            return MISSING._replace(value=why, files=tuple(nodes))
     number = score(own, *place, unit=column.factor)
     return MISSING if number is None else Cell(*number, tuple(parts.values()), tuple(parts))
 
@@ -382,11 +383,8 @@ def look_in(rows: list[Row]) -> Look:
         row, column = by_name[point.row], point.column or ""
         cell = row.cells[column]
         if not cell.was_run:
-            return (
-                f"{point.row}: {column} was not run"
-                if cell.value == NOT_RUN
-                else f"{point.row}: {column} is {cell.value}"
-            )
+            is_or_was = "was" if str(cell.value).startswith(NOT_RUN) else "is"
+            return f"{point.row}: {column} {is_or_was} {cell.value}"
         if row.gate == FAILED:
             return f"{point.row} {DISAGREE}"
         if row.facts.get("collapsed"):

@@ -17,7 +17,7 @@ from relinear.draw.paired import Pulls, minus, scale_pulls
 from relinear.draw.render import count, number, plus_minus, write_csv
 from relinear.draw.spreads import UNASKED, Of, Spread, Spreads, of_training
 from relinear.plan.claims import Claim, Point, Spec
-from relinear.plan.forms import PARAMETERS, Form, differences
+from relinear.plan.forms import PARAMETERS, SEQUENCES, Form, differences
 from relinear.plan.measured import Measured
 from relinear.plan.readings import Reading
 from relinear.plan.specs import Artefact
@@ -28,6 +28,7 @@ STANDARD_ERRORS = 2.0
 # the share of comparisons without any difference that chance alone puts beyond two standard errors
 BY_CHANCE = float(2 * ndtr(-STANDARD_ERRORS))
 OFF_THE_FLOOR = 3.0  # standard errors
+BESIDE = " | "  # between the figures of the comparisons of one claim: beside several rows, by two forms
 PAIRED = " (paired)"  # behind an error that is that of differences on the same items
 
 COLUMNS = (
@@ -134,6 +135,7 @@ def judge(
     best: Callable[[Point], float | None] = lambda _: None,
     settled: Callable[[Point], bool] = lambda _: False,
     stated: str = "",
+    instead: Callable[[Point], str] = lambda _: "",
 ) -> Judgement:
     """Judge a claim by the numbers at its points.
 
@@ -147,14 +149,15 @@ def judge(
     `remark` stands beside the numbers. `unlike` says how our training differs from the paper's; there is then
     no verdict. There is none either if a precondition fails, and no reproduction if an untrained row keeps
     the claim, too. `best`: point -> the best value of its metric, which a better recipe could reach;
-    `settled`: whether no recipe is better than the point's. `stated` is said behind the reason.
+    `settled`: whether no recipe is better than the point's. `stated` is said behind the reason. `instead`:
+    what there is in the place of a point without a number.
     """
     published = f"; published {claim.published}" if claim.published else ""
     found = [_named(claim, point, look(point)) for point in claim.points]
-    if reason := next((value for value in found if isinstance(value, str)), None):
-        return Judgement(
-            UNTESTED, published.removeprefix("; "), "; ".join(filter(None, (nothing_to_judge, reason)))
-        )
+    for point, value in zip(claim.points, found, strict=True):
+        if isinstance(value, str):
+            reason = "; ".join(filter(None, (nothing_to_judge, value, instead(point))))
+            return Judgement(UNTESTED, published.removeprefix("; "), reason)
     values = [value for value in found if isinstance(value, Value)]
     column = f"{claim.column}: " if claim.column else ""
     alone = [
@@ -276,6 +279,11 @@ def judge_claim(
         # a metric by which the best was not chosen is that of the best where one recipe alone is the best
         return spec.run_of(point) in (about.best if spec.best(point) is not None else about.alone)
 
+    def instead(point: Point) -> str:
+        # a scale that judges nothing is the reason there
+        told = of_scale and about.nothing_to_judge is None and not claim.ours
+        return _form_there(point, spec, asked, about) if told else ""
+
     def judged(claim: Claim) -> Judgement:
         forms = about.forms if of_scale else {}
         stated = [*_recipes_told(claim, spec, about)]
@@ -291,6 +299,7 @@ def judge_claim(
             best=spec.best,
             settled=settled,
             stated="; ".join(filter(None, stated)),
+            instead=instead,
         )
         return found._replace(compared=compared(claim, spec))
 
@@ -330,7 +339,7 @@ def _of_forms(first: Judgement, second: Judgement, either: Mapping[str, str]) ->
         f"by {rows}: {speaks.reason}; by {others}, a form that the paper states, too: {silent.verdict},"
         f" {silent.reason}"
     )
-    figures = " | ".join(judgement.figures for judgement in (speaks, silent) if judgement.figures)
+    figures = BESIDE.join(judgement.figures for judgement in (speaks, silent) if judgement.figures)
     return speaks._replace(
         verdict=verdict, figures=figures, reason=reason, compared=f"{first.compared}, or {second.compared}"
     )
@@ -347,7 +356,7 @@ def _of_each(rows: Sequence[str], found: Sequence[Judgement], compared: str) -> 
     ]
     speak = [(row, judgement) for row, judgement in agree if judgement.error is None] or agree
     return speak[0][1]._replace(
-        figures=" | ".join(dict.fromkeys(judgement.figures for judgement in found if judgement.figures)),
+        figures=BESIDE.join(dict.fromkeys(judgement.figures for judgement in found if judgement.figures)),
         reason="; ".join(f"beside {row}: {judgement.reason}" for row, judgement in speak),
         compared=compared,
     )
@@ -463,6 +472,25 @@ def _other_form(claim: Claim, spec: Spec, asked: Mapping[str, Form], forms: Mapp
             said.setdefault(", ".join(other), []).append(point.row)
     words = "; ".join(f"{' and '.join(dict.fromkeys(rows))}: {other}" for other, rows in said.items())
     return f"another form than the paper's ({words})" if said else ""
+
+
+def _form_there(point: Point, spec: Spec, asked: Mapping[str, Form], about: About) -> str:
+    """Of a point whose run was not measured: the measured run of its method that is nearest to the form which
+    the paper's sentence is about, and how that differs. Empty if there is none, or if one does not differ."""
+    run = spec.run_of(point) or ""
+    if (own := about.planned.get(run)) is None:
+        return ""
+    wanted = {name: value for name, value in own.items() if name not in ("method", SEQUENCES)}
+    wanted |= {**asked.get(own["method"], {}), **spec.forms.get(point.row, {})}
+    there = {
+        other: differences(form, wanted)
+        for other, form in about.forms.items()
+        if form["method"] == own["method"]
+    }
+    nearest = min(there, key=lambda other: len(there[other]), default="")
+    if not there.get(nearest):
+        return ""
+    return f"there is another form than the paper's ({nearest}: {', '.join(there[nearest])})"
 
 
 def _named(claim: Claim, point: Point, value: Value | str) -> Value | str:

@@ -64,16 +64,22 @@ class Heat(NamedTuple):
 
 
 def drawn(artefact: Artefact, measured: Measurements, about: About) -> Drawn:
-    """Heatmaps. Raises ValueError for a metric that a finished measurement does not have along both axes."""
+    """Heatmaps. A panel whose metric a measurement does not have along both axes says what there is."""
     spec: Grid | Any = artefact.spec
     frame = frame_of(measured)
     found = {panel.name: measured.get((panel.run, panel.measure)) for panel in spec.panels}
     undefined = {panel.name: why for panel in spec.panels if (why := why_not(panel, frame))}
     heats = {
-        panel.name: heat_of(spec, panel, frame)
+        panel.name: heat
         for panel in spec.panels
-        if found[panel.name] and panel.name not in undefined
+        if found[panel.name] and panel.name not in undefined and (heat := heat_of(spec, panel, frame))
     }
+    other = {
+        panel.name: f"{NOT_RUN}: {have_not(spec, panel, frame)}"
+        for panel in spec.panels
+        if found[panel.name] and panel.name not in (*heats, *undefined)
+    }
+    empty = {name: f"{NOT_DEFINED}: {why}" for name, why in undefined.items()} | other
     shown = spec.model_copy(
         update={"panels": tuple(panel for panel in spec.panels if found[panel.name] or not panel.optional)}
     )
@@ -91,6 +97,8 @@ def drawn(artefact: Artefact, measured: Measurements, about: About) -> Drawn:
             str(value) if axis in axes else f"{axis} {value}" for axis, value in point.at.items()
         )
         name = f"{point.row} at {place}" if place else point.row
+        if reading is None and panel.name in other:
+            return f"{name}: {point.column or panel.metric} was {other[panel.name]}"
         return value_of(found[panel.name], reading, name, point.column or panel.metric, panel.factor)
 
     cells: dict[str, dict[str, Origin]] = {
@@ -100,7 +108,7 @@ def drawn(artefact: Artefact, measured: Measurements, about: About) -> Drawn:
         judge_claim, artefact, about, look, trained({name: m.facts for name, m in found.items() if m})
     )
     return Drawn(
-        saving(artefact, lambda: _figure(shown, heats, undefined, about)),
+        saving(artefact, lambda: _figure(shown, heats, empty, about)),
         judge,
         cells,
         [m.source for m in found.values() if m],
@@ -114,11 +122,24 @@ def why_not(panel: GridPanel, frame: DataFrame) -> str:
     return why.iloc[0] if len(why) and all(why != "") else ""
 
 
-def heat_of(spec: Grid, panel: GridPanel, frame: DataFrame) -> Heat:
-    """A panel's readings; an x at which the metric is not defined is a column without any.
+def have_not(spec: Grid, panel: GridPanel, frame: DataFrame) -> str:
+    """What the measurement of a panel has, in place of its metric along both axes."""
+    own = frame[(frame["run"] == split(panel.run)[0]) & (frame["measure"] == panel.measure)]
+    have = sorted(
+        {
+            f"{metric} by {' and '.join(json.loads(at)) or 'nothing'}"
+            for metric, at in zip(own["metric"], own["at"], strict=True)
+        }
+    )
+    return (
+        f"{panel.run} {panel.measure} has {', '.join(have) or 'nothing'}, and no {panel.metric} by"
+        f" {spec.cell.x} and {spec.cell.y}"
+    )
 
-    Raises ValueError if there are no readings along both axes.
-    """
+
+def heat_of(spec: Grid, panel: GridPanel, frame: DataFrame) -> Heat | None:
+    """A panel's readings; an x at which the metric is not defined is a column without any. None if there are
+    no readings along both axes."""
     x, y = spec.cell.x, spec.cell.y
     rows = along(frame, panel.run, panel.measure, panel.metric, panel.of)
     at = [json.loads(place) for place in rows["at"]]
@@ -128,15 +149,7 @@ def heat_of(spec: Grid, panel: GridPanel, frame: DataFrame) -> Heat:
         if set(a) == {x, y} and not why
     }
     if not values:
-        other = frame[(frame["run"] == split(panel.run)[0]) & (frame["measure"] == panel.measure)]
-        have = sorted(
-            {
-                f"{metric} by {' and '.join(json.loads(at)) or 'nothing'}"
-                for metric, at in zip(other["metric"], other["at"], strict=True)
-            }
-        )
-        where = next(iter(other["node"]), f"{panel.run} {panel.measure}")
-        raise ValueError(f"{where}: no {panel.metric} by {x} and {y}; have {', '.join(have)}")
+        return None
     undefined = {a[x] for a, why in zip(at, rows["why"], strict=True) if why and x in a}
     xs, ys = _ordered({x for x, _ in values} | undefined), _ordered({y for _, y in values})
     lines = {
@@ -181,7 +194,7 @@ def _ordered(values: set[Scalar]) -> list[Scalar]:
     return sorted(values, key=lambda value: (isinstance(value, str), value))
 
 
-def _figure(spec: Grid, heats: Mapping[str, Heat], undefined: Mapping[str, str], about: About) -> Figure:
+def _figure(spec: Grid, heats: Mapping[str, Heat], empty: Mapping[str, str], about: About) -> Figure:
     beside = _beside(spec, heats)
     rows = -(-len(spec.panels) // beside)
     tall = [
@@ -212,11 +225,7 @@ def _figure(spec: Grid, heats: Mapping[str, Heat], undefined: Mapping[str, str],
             )
         else:
             axis.set(xticks=[], yticks=[])
-            words = (
-                textwrap.fill(f"{NOT_DEFINED}: {undefined[panel.name]}", 28)
-                if panel.name in undefined
-                else NOT_RUN
-            )
+            words = textwrap.fill(empty.get(panel.name, NOT_RUN), 28)
             axis.text(0.5, 0.5, words, ha="center", va="center", transform=axis.transAxes, color="0.4")
     for axis in list(grid.flat)[len(spec.panels) :]:
         axis.set_axis_off()

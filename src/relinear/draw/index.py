@@ -106,7 +106,9 @@ def _folders(reference: Path) -> list[str]:
 
     def rank(name: str) -> tuple[str, float, str]:
         manifest = reference / name / MANIFEST
-        made = ROOT.fullmatch(records.read_manifest(manifest)["scale"] if manifest.is_file() else name)
+        made = ROOT.fullmatch(
+            records.once(records.read_manifest, manifest)["scale"] if manifest.is_file() else name
+        )
         return (made["scale"], float(made["budget"] or 1), name) if made else ("", 0.0, name)
 
     return sorted((folder.name for folder in store.campaigns(reference)), key=rank)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from relinear import records
+from relinear import records, stages
 from relinear.core import store
 from relinear.draw import About, Measurements, spreads
 from relinear.draw.beside import PROVENANCE, TOLD
@@ -18,7 +18,7 @@ from relinear.draw.render import paint
 from relinear.errors import UserError
 from relinear.files import MANIFEST, sha256, write_json
 from relinear.plan.claims import GATE
-from relinear.plan.forms import forms_of, told_behind
+from relinear.plan.forms import Form, form_with, forms_of, told_behind
 from relinear.plan.measured import Measured, load
 from relinear.plan.names import ROOT, Node, split
 from relinear.plan.plan import Plan
@@ -57,9 +57,10 @@ def _draw(
     files = dict(zip(artefact.files(), map(Path, plan.files(artefact)), strict=True))
     for path in files.values():
         records.require_committed(path)
-    about = _about(plan, artefact)
+    about, forms = _about(plan, artefact), forms_of(measured)
+    unmade = {run: form_of_plan(plan, run) for run, _ in artefact.spec.draws() if run not in forms}
     later = _later(plan, measured, about.of_shape)
-    return how(artefact, measured, about._replace(files=files, forms=forms_of(measured), later=later), out)
+    return how(artefact, measured, about._replace(files=files, forms=forms, planned=unmade, later=later), out)
 
 
 def _later(plan: Plan, measured: Measurements, of_shape: Collection[str]) -> dict[str, list[str]]:
@@ -75,6 +76,15 @@ def _later(plan: Plan, measured: Measurements, of_shape: Collection[str]) -> dic
         } - had:
             found.setdefault(stage, {})[split(run)[0]] = None
     return {stage: list(runs) for stage, runs in sorted(found.items())}
+
+
+def form_of_plan(plan: Plan, run: str) -> Form:
+    """The form that a run would have, as its entry in runs.yaml and the scale make it. Raises ConfigError for
+    a run that cannot be planned."""
+    found = plan.run(plan.name(run))
+    steps = [step for link in plan.chain(found.name) for step in link.steps]
+    settings = (plan.work(step).settings for step in steps if step.stage in stages.training())
+    return form_with(found.run.method, found.run.options, settings)
 
 
 def _about(plan: Plan, artefact: Artefact) -> About:

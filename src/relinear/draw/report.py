@@ -22,6 +22,7 @@ from relinear.errors import UserError
 from relinear.plan.specs import Artefact, Finding, Paper, available, papers
 from relinear.records import read_committed
 
+Told = Mapping[Path, list[dict[str, str]]]  # the place of a drawing -> the verdicts on its claims
 Link = Callable[[str, Path], str]  # words, a file -> the words as a link to it
 SITE = "../repository"
 SHOWN = ("png", "md")  # the file that stands on the page; where there are both, the picture
@@ -126,11 +127,12 @@ def _claims(name: str, artefacts: list[Artefact], root: Path, link: Link) -> lis
     or once as not run.
     """
     reference, rows = root / "results/reference", []
+    told = VERDICTS.of_all(reference)
     of: dict[Path, Artefact] = {}  # a drawing with verdicts -> what they judge
     # a claim with its verdict, figures and reason -> the drawings that have it
     found: dict[tuple[str, ...], list[Path]] = {}
     for artefact in artefacts:
-        for place, lines in judged(artefact, reference).items():
+        for place, lines in judged(artefact, reference, told).items():
             of[place] = artefact
             for row in lines:
                 found.setdefault(tuple(row[column] for column in COLUMNS), []).append(place)
@@ -173,12 +175,12 @@ def places_of(artefact: Artefact, reference: Path) -> Iterator[Path]:
             yield place
 
 
-def judged(artefact: Artefact, reference: Path) -> dict[Path, list[dict[str, str]]]:
-    """The committed verdicts on an artefact's claims by the place of its drawing, those of drawings that are
-    committed first. Of a figure whose weights are not committed there may be the verdicts alone."""
-    every = [file.parent for file in sorted(reference.glob(f"*/{VERDICTS.file}"))]
+def judged(artefact: Artefact, reference: Path, told: Told) -> Told:
+    """The committed verdicts on an artefact's claims, of all in `told` (`VERDICTS.of_all`), those of drawings
+    that are committed first. Of a figure whose weights are not committed there may be the verdicts alone."""
+    every = dict.fromkeys(place.parents[1] for place in told)
     places = [*places_of(artefact, reference), *(of / artefact.paper / artefact.stem for of in every)]
-    return {place: lines for place in dict.fromkeys(places) if (lines := VERDICTS.of(place))}
+    return {place: lines for place in dict.fromkeys(places) if (lines := told.get(place))}
 
 
 def _place(artefact: Artefact, place: Path, root: Path, link: Link) -> Iterator[str]:

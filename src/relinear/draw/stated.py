@@ -14,6 +14,7 @@ from typing import NamedTuple, get_args
 
 from relinear.draw.beside import VERDICTS
 from relinear.draw.claims import (
+    BESIDE,
     BY_CHANCE,
     STANDARD_ERRORS,
     UNTESTED,
@@ -22,7 +23,7 @@ from relinear.draw.claims import (
     compared,
 )
 from relinear.draw.render import markdown, number, titled
-from relinear.draw.report import judged
+from relinear.draw.report import Told, judged
 from relinear.errors import UserError
 from relinear.plan.specs import Artefact, available, papers
 from relinear.plan.strict import WORKFLOW
@@ -54,8 +55,9 @@ MEASURED = re.compile(r"(?:difference|ratio) \S+(?: ± \S+)?")
 
 
 class Stated(NamedTuple):
-    """A claim, by whom, which labels test it, and the rows that claims files have of it, with the folder of
-    each. `why`: without rows, the reason. `bound`: `ours` if the paper does not print its margin or ratio."""
+    """A claim, by whom, which labels test it, and the rows that claims files have of it, with the drawing of
+    each, `<folder>/<paper>/<stem>`. `why`: without rows, the reason. `bound`: `ours` if the paper does not
+    print its margin or ratio."""
 
     paper: str
     claim: str
@@ -69,7 +71,7 @@ class Stated(NamedTuple):
 
     @property
     def told(self) -> tuple[str, dict[str, str]] | None:
-        """The folder and the row that speak for the claim: the first that has a verdict, else the first that
+        """The drawing and the row that speak for the claim: the first that has a verdict, else the first that
         is nearest to one."""
         return max(self.rows, key=lambda each: _nearness(each[1]), default=None)
 
@@ -119,14 +121,14 @@ def stated(root: Path = ROOT) -> list[Stated]:
     """The claims of the papers, in the order of their labels. Those of tables that a paper prints twice are
     one, with both labels."""
     found: dict[tuple[str, str], Stated] = {}
-    folder = root / "workflow/papers"
-    artefacts = available(folder)
+    folder, reference = root / "workflow/papers", root / "results/reference"
+    artefacts, told = available(folder), VERDICTS.of_all(reference)
     for name, paper in papers(folder).items():
         own = {
             artefact.spec.label: artefact for artefact in artefacts.values() if artefact.paper == name != OURS
         }
         for artefact in (own[label] for label in paper.labels if label in own):
-            for each in _of(artefact, root / "results/reference"):
+            for each in _of(artefact, reference, told):
                 place = (name, each.compared)
                 found[place] = (
                     found[place]._replace(labels=(*found[place].labels, *each.labels))
@@ -140,12 +142,13 @@ def stated(root: Path = ROOT) -> list[Stated]:
     return list(found.values())
 
 
-def _of(artefact: Artefact, reference: Path) -> Iterator[Stated]:
+def _of(artefact: Artefact, reference: Path, told: Told) -> Iterator[Stated]:
     """The paper's own claims of a table or figure, with the rows of all folders that have it."""
-    rows = [(place.parents[1].name, row) for place, own in judged(artefact, reference).items() for row in own]
+    found = judged(artefact, reference, told)
+    rows = [(place.relative_to(reference).as_posix(), row) for place, own in found.items() for row in own]
     for claim in artefact.spec.claims:
         if not claim.ours:
-            own = tuple((folder, row) for folder, row in rows if row["claim"] == claim.claim)
+            own = tuple((place, row) for place, row in rows if row["claim"] == claim.claim)
             what = compared(claim, artefact.spec)
             yield Stated(
                 artefact.paper,
@@ -177,13 +180,17 @@ def _measured(row: Mapping[str, str]) -> str:
     return found[0] if found else row["figures"].partition("; published")[0] if row["error"] else ""
 
 
-def by_chance(rows: Iterable[dict[str, str]]) -> tuple[int, float]:
-    """How many rows compare numbers with errors and were judged or within error, and how many verdicts chance
-    alone would give these."""
+def by_chance(rows: Iterable[Mapping[str, str]]) -> tuple[int, float]:
+    """How many comparisons of numbers with errors are behind the rows that were judged or are within error,
+    and how many of these chance alone would put beyond two errors if nothing differed.
+
+    A claim beside several rows is a comparison beside each, and one by two forms is a comparison by each.
+    """
     n = sum(
-        bool(float(row["error"] or 0))
-        and (row["verdict"] != UNTESTED or kind_of(row["reason"]) == KINDS[WITHIN_ERROR])
+        "±" in compared.partition("; published")[0]
         for row in rows
+        if row["verdict"] != UNTESTED or kind_of(row["reason"]) == KINDS[WITHIN_ERROR]
+        for compared in row["figures"].split(BESIDE)
     )
     return n, BY_CHANCE * n
 
@@ -214,8 +221,8 @@ def totals(claims: Sequence[Stated], ours: Sequence[dict[str, str]]) -> str:
             "Claims",
             *get_args(Verdict),
             BOTH,
-            "compared with an error",
-            "verdicts that chance alone would give",
+            "comparisons with an error",
+            "of these, that chance alone would decide",
         ],
         rows,
     )
@@ -238,8 +245,8 @@ def reasons(claims: Sequence[Stated]) -> str:
     )
 
 
-def _cells(claim: Stated) -> dict[str, str]:
-    folder, row = claim.told or ("", {})
+def _cells(claim: Stated, reference: Path) -> dict[str, str]:
+    place, row = claim.told or ("", {})
     errors = (
         [number(float(row[part])) for part in ("error_items", "error_training")] if row.get("error") else []
     )
@@ -253,9 +260,17 @@ def _cells(claim: Stated) -> dict[str, str]:
         "Error: items, trainings": ", ".join(errors),
         "Trainings": row.get("trainings", ""),
         "Reason": claim.reason,
-        "In": folder,
+        "In": _link(reference, place) if place else "",
     }
     return {title: cell.replace("|", "\\|") for title, cell in cells.items()}
+
+
+def _link(reference: Path, place: str) -> str:
+    """A folder's name as a link, from a page of docs/, to what it has of a drawing: the table, the picture,
+    or, of a figure whose weights are not committed, the verdicts."""
+    folder = place.partition("/")[0]
+    files = (f"{place}.md", f"{place}.png", f"{folder}/{VERDICTS.file}")
+    return f"[{folder}](../results/reference/{next(f for f in files if (reference / f).is_file())})"
 
 
 def page(root: Path = ROOT) -> str:
@@ -268,7 +283,7 @@ def page(root: Path = ROOT) -> str:
         parts.append(f"## {titles[name]}")
         judged = (*get_args(Verdict)[:2], BOTH)
         for kind in (*judged, *UNTESTED_KINDS):
-            of_kind = [_cells(claim) for claim in own if claim.kind == kind]
+            of_kind = [_cells(claim, root / "results/reference") for claim in own if claim.kind == kind]
             if of_kind:
                 untested = "" if kind in judged else "Not tested: "
                 parts += [

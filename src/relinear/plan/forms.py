@@ -3,19 +3,22 @@ steps that make another method of it.
 
 A paper.yaml says in `forms` what its own runs have, a spec in `forms` in what a row differs by purpose. A
 claim of a paper whose run has another form is not judged. Rates, batches and doses are no form: a dose is a
-claim's own field.
+claim's own field. The form of a run that was measured is that of its records, of one that was not that of its
+plan.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
+
+from pydantic import create_model
 
 from relinear import attention, records, stages
 from relinear.core import store
 from relinear.plan.measured import Measured
 from relinear.plan.names import digest
 from relinear.plan.options import KEEP, method_file, schema
-from relinear.plan.strict import ConfigError
+from relinear.plan.strict import ConfigError, Strict, parse
 
 # settings of recipes; `loss` is the transfer's
 OF_STEPS = ("loss", "kind", "train_method", "lora_rank", "lora_targets")
@@ -36,12 +39,34 @@ def possible(method: str | None = None) -> list[str]:
 
 
 def check_form(form: Form, where: str, method: str | None = None) -> None:
-    """Raises ConfigError for a method or a setting that there is not."""
+    """Raises ConfigError for a form that no run can have: a method, a setting or a value that there is not.
+    Without a method the form is some method's."""
     if method is not None and method not in attention.available():
         raise ConfigError(f"{where}: no method {method!r}; have {', '.join(attention.available())}")
     have = possible(method)
     if unknown := [name for name in form if name not in have]:
         raise ConfigError(f"{where}: no setting {unknown[0]!r}; possible: {', '.join(have)}")
+    given = {name: value for name, value in form.items() if value is not None}
+    steps = [stages.stage(step).Options for step in stages.training()]
+    for name in given.keys() & {*OF_STEPS, SEQUENCES}:
+        _check_values(next(step for step in steps if name in step.model_fields), {name: given[name]}, where)
+    own = {name: value for name, value in given.items() if name not in (KEEP, *OF_STEPS, SEQUENCES)}
+    options = [schema(method_file(name)) for name in ([method] if method else attention.available())]
+    able = [each for each in options if own.keys() <= each.model_fields.keys()]
+    refused: list[str] = []
+    for each in able:
+        try:
+            return _check_values(each, own, where)
+        except ConfigError as error:
+            refused.append(str(error))
+    raise ConfigError("\n".join(dict.fromkeys(refused)) or f"{where}: no method has all of {', '.join(own)}")
+
+
+def _check_values(options: type[Strict], given: Form, where: str) -> None:
+    """Raises ConfigError for values of settings that these options refuse, each by itself: what a form leaves
+    out is free."""
+    fields = {name: (options.model_fields[name].annotation, options.model_fields[name]) for name in given}
+    parse(create_model(options.__name__, __base__=Strict, **fields), dict(given), where)
 
 
 def form_of(found: Measured) -> dict[str, Any]:
@@ -51,16 +76,24 @@ def form_of(found: Measured) -> dict[str, Any]:
     begins with, or None. Raises BrokenError for a record that cannot be believed."""
     record = records.read(found.folder) or {}
     config = record.get("config", {})
-    method, options = config.get("method", "softmax"), dict(config.get("options", {}))
-    form: dict[str, Any] = {"method": method, KEEP: options.pop(KEEP, None)}
-    form |= schema(method_file(method)).model_validate(options).model_dump(mode="json")
-    lengths: list[int] = []
     steps, lacking = steps_behind(found)
+    form = form_with(
+        config.get("method", "softmax"), config.get("options", {}), (step["config"] for step in steps)
+    )
+    return form | {LACKING: lacking, PARAMETERS: _parameters(found, record)}
+
+
+def form_with(method: str, options: Form, steps: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """The form of a method with its options and with the settings of its training steps."""
+    given = dict(options)
+    form: dict[str, Any] = {"method": method, KEEP: given.pop(KEEP, None)}
+    form |= schema(method_file(method)).model_validate(given).model_dump(mode="json")
+    lengths: list[int] = []
     for step in steps:
-        recipe, budget = step["config"].get("recipe", {}), step["config"].get("budget", {})
+        recipe, budget = step.get("recipe", {}), step.get("budget", {})
         form |= {name: recipe[name] for name in OF_STEPS if name in recipe}
         lengths += [budget["seq_len"]] if "seq_len" in budget else []
-    return form | {SEQUENCES: lengths, LACKING: lacking, PARAMETERS: _parameters(found, record)}
+    return form | {SEQUENCES: lengths}
 
 
 def _parameters(found: Measured, record: Mapping[str, Any]) -> int | None:

@@ -7,6 +7,7 @@ it shows.
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -19,6 +20,7 @@ from typing import Any
 from relinear.tracking import rows
 from relinear.tracking.store import PAGES, access, connect, search
 
+SECONDS_TO_END = 10  # that a server is given
 VIEW = "rows"
 TAG = f"mlflow.sharedViewState.{VIEW}"
 PARAMETERS = ("method", "window", "rank", "gate")
@@ -150,6 +152,30 @@ def _needs(chart: dict[str, Any]) -> set[str]:
     """The metrics without which a chart is empty."""
     axes = {chart[axis]["key"] for axis in ("xaxis", "yaxis") if axis in chart}
     return axes | ({chart["metricKey"]} if "metricKey" in chart else set())
+
+
+def serve(store: str, port: int) -> int:
+    """Run MLflow's UI on 127.0.0.1 until it ends, and end it where this process is interrupted or told to
+    end; returns its exit status.
+
+    It is in a session of its own, since each of its processes would print a traceback at Ctrl-C, and is
+    without MLflow's executor of jobs, whose five processes nothing here asks for.
+    """
+    options = ["--backend-store-uri", store, "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
+    server = subprocess.Popen(
+        [sys.executable, "-m", "mlflow", "ui", *options, "--uvicorn-opts", "--log-level warning"],
+        env=os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
+        start_new_session=True,
+    )
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # a terminal that is closed
+        signal.signal(signal.SIGHUP, signal.getsignal(signal.SIGTERM))
+    try:
+        return server.wait()
+    finally:
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with suppress(ProcessLookupError, subprocess.TimeoutExpired):
+                os.killpg(server.pid, number)
+                server.wait(SECONDS_TO_END)
 
 
 def open_later(address: str, link: str) -> bool:
