@@ -1,8 +1,8 @@
 """Verbs of `relinear`, one a line, in one process or process group: `[torchrun] verbs.py DEVICE "distill
 lizard --scale ddp" ...`
 
-A line that begins with `until N` stops before step N, as if the process had died there. Lines of one plan share it:
-reading `workflow/` anew takes longer than most of a smoke scale's nodes.
+A line that begins with `until N` stops before step N, as if the process had died there. Lines of one plan
+share it: reading `workflow/` anew takes longer than most of a smoke scale's nodes.
 """
 
 import functools

@@ -35,8 +35,8 @@ def interpreter(folder: Path, owner: int, environment: dict[str, str]) -> None:
         f"import sys\nsys.path.insert(0, {str(SOURCE.parent)!r})\nimport"
         f" warm\nsys.exit(warm.end_as(warm.ask({address!r}, sys.argv[1:])))\n"
     )
-    # A job comes as `-I -S warm.py -m relinear.cli ...`. It asks its pipeline's process, where that has one. A
-    # process of torchrun comes as `-u ...`.
+    # A job comes as `-I -S warm.py -m relinear.cli ...`. It asks its pipeline's process, where that has one.
+    # A process of torchrun comes as `-u ...`.
     script.write_text(
         f"""#!/bin/sh
 if [ -z "$PYTHONOPTIMIZE" ]; then
