@@ -5,6 +5,7 @@ import gc
 import importlib
 import json
 import os
+import pickle
 import re
 import shutil
 import signal
@@ -319,6 +320,26 @@ def threads() -> Iterator[None]:
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def parsed() -> Iterator[None]:
+    """Parse a text of `workflow/` once a process: a plan reads a hundred files, some hundred tests make one,
+    and most of what they read is the repository's. What a test does to the values does not stay."""
+    from relinear.plan import sane
+
+    load, known = yaml.load, {}
+
+    def once_each(text, loader):
+        if loader is not sane._UniqueKeys or not isinstance(text, str):
+            return load(text, loader)
+        if text not in known:
+            known[text] = pickle.dumps(load(text, loader))
+        return pickle.loads(known[text])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(yaml, "load", once_each)
+        yield
 
 
 @pytest.fixture(scope="session")

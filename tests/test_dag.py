@@ -551,8 +551,11 @@ def text(path: Path) -> str:
     return ""
 
 
-def test_killed_again_and_again_it_ends_as_if_never_disturbed(clone, finished):
+def test_killed_again_and_again_it_ends_as_if_never_disturbed(clone, finished, monkeypatch):
+    """The command is a Python of its own, and its jobs are forks, as those of a command of six or more."""
     run, stages = "lolcats_window", ("distill", "finetune", *MEASURES)
+    if clone.interpreter != sys.executable:
+        monkeypatch.setenv("RELINEAR_WARM", str(Path(clone.interpreter).with_name("jobs")))
     append(clone, "src/relinear/tracking/live.py", HOLD)
     shutil.rmtree(clone / f"results/smoke/runs/{run}")
     for table in ("results/table2.csv", "results/smoke/comparison/table2.csv"):

@@ -61,9 +61,9 @@ Job.log = _mishap
 
 
 @pytest.fixture(scope="module")
-def clone(tmp_path_factory) -> Clone:
+def clone(tmp_path_factory, interpreter) -> Clone:
     """Three scales of the same numbers: `one` for a single process, `ddp` and `fsdp` for two."""
-    clone = copy_sources(tmp_path_factory.mktemp("engine") / "clone")
+    clone = copy_sources(tmp_path_factory.mktemp("engine") / "clone", interpreter)
     with (clone / "src/relinear/stage.py").open("a") as file:
         file.write(MISHAPS)
     smoke = yaml.safe_load((clone / "workflow/scales/smoke.yaml").read_text())
@@ -87,7 +87,7 @@ def shell(clone: Clone) -> dict[str, str]:
 
 def python(clone: Clone, *args: str) -> str:
     done = subprocess.run(
-        [sys.executable, *args],
+        [clone.interpreter, *args],
         cwd=clone.root,
         env=shell(clone),
         text=True,
@@ -361,7 +361,7 @@ def test_a_scale_whose_gpus_cannot_share_a_step_is_refused(tmp_path):
 # --- how fast several are ---
 
 
-def test_throughput_of_both_stages_is_measured_on_one_process_and_two(tmp_path):
+def test_throughput_of_both_stages_is_measured_on_one_process_and_two(tmp_path, interpreter):
     shape = {
         "model_type": "llama",
         "vocab_size": 64,
@@ -373,7 +373,7 @@ def test_throughput_of_both_stages_is_measured_on_one_process_and_two(tmp_path):
         "head_dim": 8,
     }
     (tmp_path / "config.json").write_text(json.dumps(shape))
-    clone, out = Clone(Path(__file__).parents[1], []), tmp_path / "scaling.json"
+    clone, out = Clone(Path(__file__).parents[1], [], interpreter), tmp_path / "scaling.json"
     options = (
         "--device",
         "cpu",

@@ -1,12 +1,14 @@
 """Verbs of `relinear`, one a line, in one process or process group: `[torchrun] verbs.py DEVICE "distill
 lizard --scale ddp" ...`
 
-A line that begins with `until N` stops before step N, as if the process had died there.
+A line that begins with `until N` stops before step N, as if the process had died there. Lines of one plan
+share it: reading `workflow/` anew takes longer than most of a smoke scale's nodes.
 """
 
+import functools
 import sys
 
-from relinear.cli import app
+from relinear import cli
 from relinear.machine import distributed
 from relinear.plan.job import Job
 
@@ -27,15 +29,16 @@ def until(step: int):
     return log
 
 
+cli.Plan = functools.cache(cli.Plan)
 device, *lines = sys.argv[1:]
 with distributed.joined(device):
     for line in lines:
         words = line.split()
         if words[0] != "until":
-            app(words, standalone_mode=False)
+            cli.app(words, standalone_mode=False)
             continue
         log = until(int(words[1]))
         try:
-            app(words[2:], standalone_mode=False)
+            cli.app(words[2:], standalone_mode=False)
         except Stop:
             Job.log = log

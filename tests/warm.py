@@ -36,9 +36,11 @@ def interpreter(folder: Path, owner: int, environment: dict[str, str]) -> None:
         f" warm\nsys.exit(warm.end_as(warm.ask({address!r}, sys.argv[1:])))\n"
     )
     # A job comes as `-I -S warm.py -m relinear.cli ...`. It asks its pipeline's process, where that has one.
+    # A process of torchrun comes as `-u ...`.
     script.write_text(
         f"""#!/bin/sh
 if [ -z "$PYTHONOPTIMIZE" ]; then
+  [ "$1" != -u ] || shift
   [ "$1" != -I ] || [ "$RELINEAR_WARM" ] || shift 3
   [ "$1" = -I ] || set -- -I -S {asks} "$@"
 fi
