@@ -259,6 +259,16 @@ onstart:
         j for j in workflow.dag.needrun_jobs() if j.rule.name in stages.available()
     ]
     if work and not workflow.touch:
+        from relinear import campaign
+
+        nodes = [
+            Node(j.rule.name, j.wildcards.name, j.wildcards.get("measure", ""))
+            for j in work
+            if j.rule.name != "asset"
+        ]
+        missing = campaign.downloads_of(plan, nodes)
+        for line in campaign.lacking(plan, missing):
+            print(line, file=sys.stderr)
         of_runs = [
             j
             for j in work
