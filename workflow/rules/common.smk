@@ -243,7 +243,9 @@ def minutes(stage):
 # Two mistakes are found before the first job: a missing GPU where a job asks for one (on a cluster only the
 # nodes need one), and a folder that cannot be written to.
 onstart:
-    if workflow.local_exec and any(job.resources.get("gpu") for job in workflow.dag.needrun_jobs()):
+    if workflow.local_exec and any(
+        job.resources.get("gpu") for job in workflow.dag.needrun_jobs()
+    ):
         from relinear.machine.hardware import device_of
 
         try:
