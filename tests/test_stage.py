@@ -561,6 +561,15 @@ def test_assets_are_obtained_for_the_work_and_checked(results, monkeypatch, tmp_
     assert job.assets == {} and len(asked) == 1, "whose work it is to obtain it"
 
 
+def test_an_asset_whose_files_are_gone_is_obtained_again(results, monkeypatch, tmp_path):
+    """Its record came with results of another machine, or the cache was deleted since."""
+    monkeypatch.setenv("RELINEAR_CACHE", str(tmp_path / "cache"))
+    mini = Plan(scale="mini", results=tmp_path / "results")
+    assert [len(results.run("asset brown", plan=mini)) for _ in range(2)] == [1, 1]
+    (tmp_path / "cache" / mini.catalogue["brown"].folder).mkdir(parents=True)
+    assert results.run("asset brown", plan=mini) == []
+
+
 def test_a_stage_error_is_one_a_user_can_mend():
     assert issubclass(StageError, UserError)
 

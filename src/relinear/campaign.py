@@ -8,6 +8,9 @@ the same nodes in the same folders: a later campaign, or Snakemake, goes on from
 Each GPU has places for trainings and places for measurements: trainings of long sequences side by side slow
 each other down. Work that needs no GPU has a place for every four cores. A training is not begun when its
 committed record says that it takes longer than the time that is left.
+
+Assets that the cache lacks are told before the first job. They are downloaded from the begin on, one after
+the other, beside the work that does not wait for them.
 """
 
 import json
@@ -18,15 +21,18 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from relinear import stages
 from relinear.core import store
+from relinear.get.bundle import HERE
+from relinear.get.cached import cached
 from relinear.machine import gpus, warm
 from relinear.machine.disk import WORK
+from relinear.plan.assets import default_cache
 from relinear.plan.near import possible
 from relinear.plan.plan import Plan
 from relinear.plan.strict import WORKFLOW, ConfigError
@@ -37,6 +43,7 @@ STOP_SECONDS = 20  # a stopped job ends in this time, or is killed; the time of 
 MARGIN, BEGIN_SECONDS = 1.1, 20
 REPORT_SECONDS = 15  # no longer than this without a line
 SHOWN = 20  # lines on what is left
+NAMED = 2  # nodes that read an asset, in a line on it
 REFERENCE = WORKFLOW.parent / "results" / "reference"
 
 
@@ -44,7 +51,7 @@ REFERENCE = WORKFLOW.parent / "results" / "reference"
 class Place:
     """Room for one job at a time. `device`: a GPU's UUID; None: no GPU."""
 
-    kind: str  # training, measurement, cpu
+    kind: str  # training, measurement, cpu, download
     device: str | None
     node: Node | None = None
     process: subprocess.Popen | None = None
@@ -100,17 +107,47 @@ def _measurements(plan: Plan, target: str) -> list[Node]:
     return [node for artefact in shown for node in plan.reads(artefact).values()]
 
 
+def downloads_of(plan: Plan, nodes: Iterable[Node]) -> dict[Node, list[Node]]:
+    """The node of each asset that is not on this machine -> the nodes that read it, both in their order."""
+    found: dict[str, list[Node]] = {}
+    for node in nodes:
+        for name in plan.settings(node)["assets"]:
+            found.setdefault(name, []).append(node)
+    return {Node("asset", name): of for name, of in found.items() if not cached(plan.catalogue[name])}
+
+
+def lacking(plan: Plan, downloads: Mapping[Node, Sequence[Node]], targets: Iterable[str] = ()) -> list[str]:
+    """Lines on assets that are not on this machine: what reads each, and how to bring them where there is no
+    network, for the targets or all of the scale; none without any."""
+    lines = []
+    for download, of in downloads.items():
+        asset = plan.catalogue[download.name]
+        where = "the hub's cache" if asset.source == "hub" else f"the cache {default_cache()}"
+        more = f" and {len(of) - NAMED} more" if len(of) > NAMED else ""
+        lines.append(
+            f"{where} lacks {asset.name} ({asset.source}, {asset.download_bytes / 2**20:.1f} MiB), to be"
+            f" downloaded for {', '.join(f'`{node}`' for node in of[:NAMED])}{more}"
+        )
+    if lines:
+        asked = " ".join(("FILE", *targets, plan.node_options()))
+        lines.append(
+            f"without a network here: `relinear bundle {asked}` on a machine that has one, then `relinear"
+            f" bundle FILE --unpack` here; {HERE}"
+        )
+    return lines
+
+
 def kind_of(node: Node) -> str:
     """The kind of place that a node's job takes."""
     stage = stages.stage(node.stage)
     if not stage.device:
-        return "cpu"
+        return "download" if stage.obtains else "cpu"
     return "measurement" if node.stage == "measure" else "training"
 
 
 def places_of(devices: Sequence[str | None], trainings: int, measurements: int, cores: int) -> list[Place]:
     """The places of a machine. `devices`: UUIDs of GPUs; `[None]` where the plan computes on the CPU."""
-    found = [Place("cpu", None) for _ in range(max(cores // 4, 1))]
+    found = [Place("download", None), *(Place("cpu", None) for _ in range(max(cores // 4, 1)))]
     for kind, count in (("training", trainings), ("measurement", measurements)):
         found += [Place(kind, device) for _ in range(count) for device in devices]
     return found
@@ -191,14 +228,20 @@ class Campaign:
         out: Path | None = None,
         largest: int = 16 << 20,
         threads: int = 2,
+        downloads: Mapping[Node, Sequence[Node]] | None = None,
     ) -> None:
         self.plan, self.places, self.out, self.largest, self.threads = plan, places, out, largest, threads
         self.begin = time.monotonic()
         self.end = self.begin + 60 * minutes - min(STOP_SECONDS, 6 * minutes)
         self.outcome = Outcome(stood=[node for node in nodes if plan.finished(node)])
         self.waiting = [node for node in nodes if node not in self.outcome.stood]
-        self.total = len(self.waiting)
         self.parents = {node: list(plan.parents(node).values()) for node in self.waiting}
+        for download, of in (downloads or {}).items():
+            self.waiting.insert(self.waiting.index(of[0]), download)
+            self.parents[download] = []
+            for node in of:
+                self.parents[node].append(download)
+        self.total = len(self.waiting)
         self.logs = plan.root / "logs"
 
     def run(self) -> Outcome:

@@ -530,9 +530,12 @@ def run_campaign(
     largest: Annotated[int, typer.Option(min=0, help="Files of more MiB are not copied.")] = 16,
 ) -> None:
     """Make as much of a list of targets as a given time allows, on all GPUs; given again, it goes on. Prints
-    what is left."""
+    what has to be downloaded, and what is left."""
     campaign = importlib.import_module("relinear.campaign")
     nodes = campaign.nodes_of(plan, targets)
+    downloads = campaign.downloads_of(plan, (node for node in nodes if not plan.finished(node)))
+    for line in campaign.lacking(plan, downloads, targets):
+        print(line, flush=True)
     devices = campaign.devices_of(plan)
     places = campaign.places_of(devices, trainings, measurements, os.cpu_count() or 1)
     if campaign.warm.possible():
@@ -540,7 +543,9 @@ def run_campaign(
             shlex.split(plan.node_options()),
             os.pathsep.join(str(path.parent) for path in code.PACKAGES.values()),
         )
-    done = campaign.Campaign(plan, nodes, places, minutes, out=copy_to, largest=largest << 20)
+    done = campaign.Campaign(
+        plan, nodes, places, minutes, out=copy_to, largest=largest << 20, downloads=downloads
+    )
     outcome = done.run()
     for line in campaign.summary(outcome, targets, plan):
         print(line)

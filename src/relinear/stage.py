@@ -30,6 +30,7 @@ from relinear import records, stages, weights
 from relinear.errors import UserError
 from relinear.files import sha256, write_json
 from relinear.get import assets
+from relinear.get.cached import cached
 from relinear.machine import cpu
 from relinear.machine.disk import WORK, in_the_way, sync
 from relinear.machine.mode import as_umask
@@ -186,9 +187,16 @@ def _scratch(plan: Plan, node: Node) -> Path:
 
 
 def _stale(plan: Plan, node: Node, record: dict) -> str | None:
-    """Why a record with this node's key is out of date: a parent has other contents now, or a file is
-    another. None where it is not."""
-    return _outdated(plan, node, record) or records.differs(plan.folder(node), record)
+    """Why a record with this node's key is out of date: a parent has other contents now, a file is another,
+    or the asset that was obtained is not on this machine. None where it is not."""
+    return _outdated(plan, node, record) or records.differs(plan.folder(node), record) or _gone(plan, node)
+
+
+def _gone(plan: Plan, node: Node) -> str | None:
+    """A sentence about an asset that was obtained elsewhere, or whose cache was deleted."""
+    if not stages.stage(node.stage).obtains or cached(plan.catalogue[node.name]):
+        return None
+    return "its files are not on this machine"
 
 
 def _keep(folder: Path, node: Node) -> None:

@@ -243,7 +243,9 @@ def minutes(stage):
 # Two mistakes are found before the first job: a missing GPU where a job asks for one (on a cluster only the
 # nodes need one), and a folder that cannot be written to.
 onstart:
-    if workflow.local_exec and any(job.resources.get("gpu") for job in workflow.dag.needrun_jobs()):
+    if workflow.local_exec and any(
+        job.resources.get("gpu") for job in workflow.dag.needrun_jobs()
+    ):
         from relinear.machine.hardware import device_of
 
         try:
@@ -259,6 +261,16 @@ onstart:
         j for j in workflow.dag.needrun_jobs() if j.rule.name in stages.available()
     ]
     if work and not workflow.touch:
+        from relinear import campaign
+
+        nodes = [
+            Node(j.rule.name, j.wildcards.name, j.wildcards.get("measure", ""))
+            for j in work
+            if j.rule.name != "asset"
+        ]
+        missing = campaign.downloads_of(plan, nodes)
+        for line in campaign.lacking(plan, missing):
+            print(line, file=sys.stderr)
         of_runs = [
             j
             for j in work

@@ -1,9 +1,10 @@
 # One rule a stage, by its file in src/relinear/stages. A stage that runs behind a table is a node: one folder, made whole or not at all.
 # assets -> models -> [written] -> texts and other data -> activations -> distill, finetune -> measure. Each is made once for all runs that read it.
 
-# The longest chains first, since a chain that ends alone leaves all slots but one idle: distill, and activations, for which it waits. Then measure:
-# prompts and their tokens are made on the processor, while trainings have the GPU.
-PRIORITY = {"activations": 2, "distill": 2, "measure": 1}
+# Downloads first: a machine without the network finds out before it trains. Then the longest chains, since a chain that ends alone leaves all slots
+# but one idle: distill, and activations, for which it waits. Then measure: prompts and their tokens are made on the processor, while trainings have
+# the GPU.
+PRIORITY = {"asset": 3, "activations": 2, "distill": 2, "measure": 1}
 
 
 # On a cluster it runs where the command was given, since many nodes have no network.

@@ -288,14 +288,11 @@ class Table(Spec):
         for line in self.lines:
             for text in line.text:
                 known("text", text, self.texts, f"row {line.name!r}")
+        fields = [f"{c.name}_n" for c in self.columns]
+        fields += [f"{c.name}_chance" for c in self.columns if self.chance(c.name) is not None]
         for line in self.caption:
             for field in _fields(line):
-                known(
-                    "field",
-                    field,
-                    (f"{c.name}_{of}" for of in ("n", "chance") for c in self.columns),
-                    f"caption {line!r}",
-                )
+                known("field", field, fields, f"caption {line!r}")
         once("csv", self.csv)
         for name in self.csv:
             if not re.fullmatch(r"[a-z]+_tokens", name):
