@@ -802,7 +802,7 @@ def test_a_file_of_a_node_beside_a_store_that_no_manifest_names_is_refused(tmp_p
 
 
 def test_a_verdict_s_words_come_back_as_they_were_written(tmp_path):
-    told = {"lizard/table1": [{"claim": 'a, "b"\nc', "reason": "d\u2028e\x0cf"}]}
+    told = {"lizard/table1": [{"claim": 'a, "b"\nc', "verdict": "reproduced", "reason": "d\u2028e\x0cf"}]}
     VERDICTS.write(tmp_path, told)
     assert VERDICTS.committed(tmp_path) == told
 
