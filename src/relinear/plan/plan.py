@@ -564,8 +564,8 @@ class Plan:
             if artefact.spec.needs:
                 return
             raise ConfigError(
-                f"{artefact.path}: its claims are on what {artefact.script.name} finds, which does not say"
-                f" where: give it a constant {PLACES}, a dict of {', '.join(PARTS)}"
+                f"{artefact.path}: {artefact.script.name} finds the numbers of its claims and does not list"
+                f" their places: give it a constant {PLACES}, a dict of {', '.join(PARTS)}"
             )
         for where, point in artefact.spec.claimed():
             try:
