@@ -1,8 +1,7 @@
-"""Where readings are looked up: the names, objects and axes of a metric's readings, and the places in which
-the file beside a spec finds the numbers that claims compare. They are read from sources, so that a misspelt
-place is an error before any work, and no empty cell after it."""
+"""Where readings are looked up: the axes of a metric's readings, and the places in which the file beside a
+spec finds the numbers that claims compare. They are read from sources, so that a misspelt place is an error
+before any work, and no empty cell after it."""
 
-import ast
 import functools
 import math
 import re
@@ -10,7 +9,6 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from relinear.plan.code import closure
 from relinear.plan.near import possible
 from relinear.plan.options import definitions
 from relinear.plan.strict import ConfigError
@@ -38,22 +36,6 @@ def metric_axes(file: Path) -> Mapping[str, Any]:
     if said is not None and not _are_axes(said):
         raise ConfigError(f"{_name(file)}: {AXES} is {AXES_ARE}; got {str(said)[:80]}")
     return said or {}
-
-
-@functools.cache
-def metric_words(metric: str) -> frozenset[str]:
-    """All that a metric's file, and those of `measure/` that it imports, write between quotes: an object of
-    its readings is one of these, or is named by the catalogue or by the measure's options."""
-    files = closure([f"relinear.measure.{metric}"])
-    return frozenset().union(*(_words(file) for module, file in files.items() if ".measure." in module))
-
-
-@functools.cache
-def _words(file: Path) -> frozenset[str]:
-    nodes = ast.walk(ast.parse(file.read_text(encoding="utf-8")))
-    return frozenset(
-        node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)
-    )
 
 
 def script_places(file: Path) -> Places | None:

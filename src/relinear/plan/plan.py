@@ -32,13 +32,13 @@ from relinear.plan.places import (
     check_axes,
     check_point,
     metric_axes,
-    metric_words,
     script_places,
 )
 from relinear.plan.scale import read_scale, scales
 from relinear.plan.specs import Artefact, available
 from relinear.plan.strict import WORKFLOW, ConfigError
 from relinear.plan.tables import Address, Table
+from relinear.plan.words import metric_words
 from relinear.stages._work import Entry, Scaled, Work
 from relinear.stages.measure import check_tasks, of_shape, undefined
 
