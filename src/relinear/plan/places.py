@@ -14,7 +14,7 @@ from relinear.plan.options import definitions
 from relinear.plan.strict import ConfigError
 
 BAND = re.compile(r"\d+-\d+")
-AXES, PLACES = "AXES", "PLACES"
+PLACES = "PLACES"
 AXES_ARE = "a dict of axes, each with its values or an example of them"
 PARTS = ("rows", "columns", "axes")
 
@@ -32,9 +32,9 @@ class Places(NamedTuple):
 def metric_axes(file: Path) -> Mapping[str, Any]:
     """The axes of a metric's readings: its constant `AXES`, each with its values or an example of them; none
     where it has none. Raises ConfigError for a constant of another form."""
-    said = _constant(file, AXES)
+    said = _constant(file, "AXES")
     if said is not None and not _are_axes(said):
-        raise ConfigError(f"{_name(file)}: {AXES} is {AXES_ARE}; got {str(said)[:80]}")
+        raise ConfigError(f"{_name(file)}: AXES is {AXES_ARE}; got {str(said)[:80]}")
     return said or {}
 
 
