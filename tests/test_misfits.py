@@ -383,6 +383,18 @@ def test_a_place_that_no_number_has_is_told_before_work(tmp_path, spec, place, v
             '"axis": {}',
             "hedgehog/figure6.py: PLACES is a dict of rows, columns, axes",
         ),
+        (
+            '"rows": NAMES',
+            '"rows": "hedgehog"',
+            "hedgehog/figure6.py: PLACES is a dict of rows, columns, axes",
+        ),
+        ('{"T": 32768}', '{"T": None}', "axes, each with its values or an example of them; got"),
+        ('{"T": 32768}', '"T"', "axes, each with its values or an example of them; got"),
+        (
+            '{"T": 32768}',
+            '{"T": 1 + "2"}',
+            "PLACES cannot be read before any library is imported: unsupported",
+        ),
         ("PLACES = {", "PLACES = look_off() or {", "PLACES cannot be read before any library is imported"),
         ("PLACES = {", "PLACES = = {", "hedgehog/figure6.py, line"),
     ],
@@ -398,6 +410,23 @@ def test_a_file_beside_a_spec_says_where_claims_find_their_numbers(tmp_path, old
     with pytest.raises(ConfigError, match=re.escape(said)):
         plan.check_artefact(plan.artefacts["hedgehog_figure6"])
     plan.check_artefact(plan.artefacts["lizard_figure6"])
+
+
+@pytest.mark.parametrize(
+    "said, told",
+    [
+        (
+            "('length',)",
+            "AXES is a dict of axes, each with its values or an example of them; got ('length',)",
+        ),
+        ("{'length': None}", "AXES is a dict of axes"),
+        ("{'length': numpy.int64(3)}", "AXES cannot be read before any library is imported: name 'numpy'"),
+    ],
+)
+def test_axes_that_cannot_be_read_are_told(tmp_path, said, told):
+    (tmp_path / "own.py").write_text(f"import numpy\nAXES = {said}\n")
+    with pytest.raises(ConfigError, match=re.escape(f"{tmp_path.name}/own.py: {told}")):
+        metric_axes(tmp_path / "own.py")
 
 
 @functools.cache

@@ -436,7 +436,10 @@ def test_a_configuration_that_needs_a_library_is_one_line():
 
 
 def test_weights_that_make_no_model_are_told_what_their_own_form_lacks(tmp_path):
-    for file, form in (("config.json", "config.json that belongs to finite weights"), ("a.gguf", "GGUF of")):
+    for file, form in (
+        ("config.json", "config.json that belongs to finite weights"),
+        ("a.gguf", "complete GGUF of finite"),
+    ):
         folder = tmp_path / file.partition(".")[0]
         folder.mkdir()
         (folder / file).write_text("{}")

@@ -140,6 +140,7 @@ def test_another_form_than_the_paper_s_is_not_tested_in_either_direction(tmp_pat
             "; there is another form than the paper's (near: window 64 where the paper has 128)",
         ),
         ({"same": OWN}, ""),
+        ({"unknown": OWN | {"window": 64, LACKING: ["distill"]}}, ""),
         ({"other": {"method": "lolcats", "window": 64}}, ""),
         ({}, ""),
     ],
@@ -477,6 +478,7 @@ def test_a_paper_s_form_is_one_that_a_run_can_have(tmp_path):
         ({"lizard": {"loss": "mae"}}, r"\.loss: Input should be 'cross_entropy' or 'mse'; got 'mae'"),
         ({"lizard": {"kind": "lara"}}, r"\.kind: Input should be 'lora', 'full' or 'method'; got 'lara'"),
         ({"lizard": {"seq_len": 0}}, r"\.seq_len: Input should be greater than 0; got 0"),
+        ({"lizard": {"gate_bias": "inf"}}, r"\.gate_bias must be a finite number; got inf"),
     ):
         (path.parent / "paper.yaml").write_text(f"title: A paper\nforms: {json.dumps(forms)}\n")
         with pytest.raises(ConfigError, match=said):

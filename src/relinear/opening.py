@@ -59,7 +59,7 @@ def working(given: Mapping[str, Path], opens: bool) -> Iterator[None]:
             yield
         return
     described = any((folder / "config.json").is_file() for folder in given.values())
-    form = "config.json that belongs to finite weights" if described else "GGUF of finite weights, whole"
+    form = "config.json that belongs to finite weights" if described else "complete GGUF of finite weights"
     try:
         with _telling(f"{what} makes no model", f"a {form}"):
             yield

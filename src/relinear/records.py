@@ -197,8 +197,8 @@ def _now(path: Path | str) -> State | None:
 
 
 @functools.cache
-def _sha256_of(path: str, now: State | None) -> str:
-    if now is None or now[1] > LIGHT:
+def _sha256_of(path: str, now: State) -> str:
+    if now[1] > LIGHT:
         return sha256(Path(path))
     with open(path, "rb") as file:  # at once: most are small, and `file_digest` takes a buffer of 256 KiB
         return hashlib.sha256(file.read()).hexdigest()

@@ -17,7 +17,7 @@ from relinear.draw.paired import Pulls, minus, scale_pulls
 from relinear.draw.render import count, number, plus_minus, write_csv
 from relinear.draw.spreads import UNASKED, Of, Spread, Spreads, of_training
 from relinear.plan.claims import Claim, Point, Spec
-from relinear.plan.forms import PARAMETERS, SEQUENCES, Form, differences
+from relinear.plan.forms import LACKING, PARAMETERS, SEQUENCES, Form, differences
 from relinear.plan.measured import Measured
 from relinear.plan.readings import Reading
 from relinear.plan.specs import Artefact
@@ -476,7 +476,8 @@ def _other_form(claim: Claim, spec: Spec, asked: Mapping[str, Form], forms: Mapp
 
 def _form_there(point: Point, spec: Spec, asked: Mapping[str, Form], about: About) -> str:
     """Of a point whose run was not measured: the measured run of its method that is nearest to the form which
-    the paper's sentence is about, and how that differs. Empty if there is none, or if one does not differ."""
+    the paper's sentence is about, and how that differs. Empty if there is none whose form is known, or if one
+    does not differ."""
     run = spec.run_of(point) or ""
     if (own := about.planned.get(run)) is None:
         return ""
@@ -485,7 +486,7 @@ def _form_there(point: Point, spec: Spec, asked: Mapping[str, Form], about: Abou
     there = {
         other: differences(form, wanted)
         for other, form in about.forms.items()
-        if form["method"] == own["method"]
+        if form["method"] == own["method"] and not form.get(LACKING)
     }
     nearest = min(there, key=lambda other: len(there[other]), default="")
     if not there.get(nearest):

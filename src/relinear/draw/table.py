@@ -188,7 +188,8 @@ def _markdown(
     if below and (without := [f"`{row.line.name}`" for row in rows if spec.published(row.line.name) is None]):
         lines.append(f"- Nothing published stands here beside: {', '.join(without)}.")
     lines += [
-        f"- Measured before their runs came after a step `{stage}`: {', '.join(f'`{run}`' for run in runs)}."
+        f"- Runs that were measured without the step `{stage}`, which now comes before them:"
+        f" {', '.join(f'`{run}`' for run in runs)}."
         for stage, runs in about.later.items()
     ]
     if others:

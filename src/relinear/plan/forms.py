@@ -15,10 +15,11 @@ from pydantic import create_model
 
 from relinear import attention, records, stages
 from relinear.core import store
+from relinear.plan.finite import parse
 from relinear.plan.measured import Measured
 from relinear.plan.names import digest
 from relinear.plan.options import KEEP, method_file, schema
-from relinear.plan.strict import ConfigError, Strict, parse
+from relinear.plan.strict import ConfigError, Strict
 
 # settings of recipes; `loss` is the transfer's
 OF_STEPS = ("loss", "kind", "train_method", "lora_rank", "lora_targets")
@@ -47,7 +48,8 @@ def check_form(form: Form, where: str, method: str | None = None) -> None:
     if unknown := [name for name in form if name not in have]:
         raise ConfigError(f"{where}: no setting {unknown[0]!r}; possible: {', '.join(have)}")
     given = {name: value for name, value in form.items() if value is not None}
-    steps = [stages.stage(step).Options for step in stages.training()]
+    # a step without a recipe has no options
+    steps = [getattr(stages.stage(step), "Options", Strict) for step in stages.training()]
     for name in given.keys() & {*OF_STEPS, SEQUENCES}:
         _check_values(next(step for step in steps if name in step.model_fields), {name: given[name]}, where)
     own = {name: value for name, value in given.items() if name not in (KEEP, *OF_STEPS, SEQUENCES)}

@@ -1,22 +1,21 @@
-"""Where readings are looked up: the names, objects and axes of a metric's readings, and the places in which
-the file beside a spec finds the numbers that claims compare. They are read from sources, so that a misspelt
-place is an error before any work, and no empty cell after it."""
+"""Where readings are looked up: the axes of a metric's readings, and the places in which the file beside a
+spec finds the numbers that claims compare. They are read from sources, so that a misspelt place is an error
+before any work, and no empty cell after it."""
 
-import ast
 import functools
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from relinear.plan.code import closure
 from relinear.plan.near import possible
 from relinear.plan.options import definitions
 from relinear.plan.strict import ConfigError
 
 BAND = re.compile(r"\d+-\d+")
 PLACES = "PLACES"
+AXES_ARE = "a dict of axes, each with its values or an example of them"
 PARTS = ("rows", "columns", "axes")
 
 
@@ -32,24 +31,11 @@ class Places(NamedTuple):
 @functools.cache
 def metric_axes(file: Path) -> Mapping[str, Any]:
     """The axes of a metric's readings: its constant `AXES`, each with its values or an example of them; none
-    where it has none."""
-    return getattr(definitions(file), "AXES", {})
-
-
-@functools.cache
-def metric_words(metric: str) -> frozenset[str]:
-    """All that a metric's file, and those of `measure/` that it imports, write between quotes: an object of
-    its readings is one of these, or is named by the catalogue or by the measure's options."""
-    files = closure([f"relinear.measure.{metric}"])
-    return frozenset().union(*(_words(file) for module, file in files.items() if ".measure." in module))
-
-
-@functools.cache
-def _words(file: Path) -> frozenset[str]:
-    nodes = ast.walk(ast.parse(file.read_text(encoding="utf-8")))
-    return frozenset(
-        node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)
-    )
+    where it has none. Raises ConfigError for a constant of another form."""
+    said = _constant(file, "AXES")
+    if said is not None and not _are_axes(said):
+        raise ConfigError(f"{_name(file)}: AXES is {AXES_ARE}; got {str(said)[:80]}")
+    return said or {}
 
 
 def script_places(file: Path) -> Places | None:
@@ -57,21 +43,48 @@ def script_places(file: Path) -> Places | None:
 
     Raises ConfigError for a file that is no Python, and for a constant of another form.
     """
-    where = f"{file.parent.name}/{file.name}"
-    try:
-        said = getattr(definitions(file), PLACES, None)
-    except SyntaxError as error:
-        raise ConfigError(f"{where}, line {error.lineno}: {error.msg}") from None
-    except (NameError, ValueError) as error:
-        raise ConfigError(
-            f"{where}: {PLACES} cannot be read before any library is imported: {error}; possible: what the"
-            " file itself defines"
-        ) from None
+    said = _constant(file, PLACES)
     if said is None:
         return None
-    if not isinstance(said, dict) or sorted(said) != sorted(PARTS):
-        raise ConfigError(f"{where}: {PLACES} is a dict of {', '.join(PARTS)}; got {str(said)[:80]}")
+    if (
+        not isinstance(said, dict)
+        or said.keys() != set(PARTS)
+        or not all(_are_many(said[part]) for part in PARTS)
+        or not _are_axes(said["axes"])
+    ):
+        raise ConfigError(
+            f"{_name(file)}: {PLACES} is a dict of {', '.join(PARTS)}: names, names, and {AXES_ARE}; got"
+            f" {str(said)[:80]}"
+        )
     return Places(tuple(said["rows"]), tuple(said["columns"]), said["axes"])
+
+
+def _constant(file: Path, name: str) -> Any:
+    """A constant of a file; None where it has none. Raises ConfigError where it cannot be read."""
+    try:
+        return getattr(definitions(file), name, None)
+    except SyntaxError as error:
+        raise ConfigError(f"{_name(file)}, line {error.lineno}: {error.msg}") from None
+    except (NameError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{_name(file)}: {name} cannot be read before any library is imported: {error}; possible: what"
+            " the file itself defines"
+        ) from None
+
+
+def _name(file: Path) -> str:
+    return f"{file.parent.name}/{file.name}"
+
+
+def _are_axes(said: Any) -> bool:
+    """Whether each axis has values, or a number or a text as an example of them."""
+    return isinstance(said, Mapping) and all(
+        _are_many(such) or type(such) in (int, float, str) for such in said.values()
+    )
+
+
+def _are_many(said: Any) -> bool:
+    return isinstance(said, Collection) and not isinstance(said, str)
 
 
 def check_value(axis: str, value: Any, such: Any, where: str = "", other: str = "") -> None:

@@ -32,13 +32,13 @@ from relinear.plan.places import (
     check_axes,
     check_point,
     metric_axes,
-    metric_words,
     script_places,
 )
 from relinear.plan.scale import read_scale, scales
 from relinear.plan.specs import Artefact, available
 from relinear.plan.strict import WORKFLOW, ConfigError
 from relinear.plan.tables import Address, Table
+from relinear.plan.words import metric_words
 from relinear.stages._work import Entry, Scaled, Work
 from relinear.stages.measure import check_tasks, of_shape, undefined
 
@@ -564,8 +564,8 @@ class Plan:
             if artefact.spec.needs:
                 return
             raise ConfigError(
-                f"{artefact.path}: its claims are on what {artefact.script.name} finds, which does not say"
-                f" where: give it a constant {PLACES}, a dict of {', '.join(PARTS)}"
+                f"{artefact.path}: {artefact.script.name} finds the numbers of its claims and does not list"
+                f" their places: give it a constant {PLACES}, a dict of {', '.join(PARTS)}"
             )
         for where, point in artefact.spec.claimed():
             try:

@@ -172,6 +172,7 @@ def serve(store: str, port: int) -> int:
     try:
         return server.wait()
     finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not leave the server behind
         for number in (signal.SIGTERM, signal.SIGKILL):
             with suppress(ProcessLookupError, subprocess.TimeoutExpired):
                 os.killpg(server.pid, number)
