@@ -330,12 +330,12 @@ def parsed() -> Iterator[None]:
 
     load, known = yaml.load, {}
 
-    def once_each(text, loader):
-        if loader is not sane._UniqueKeys or not isinstance(text, str):
-            return load(text, loader)
-        if text not in known:
-            known[text] = pickle.dumps(load(text, loader))
-        return pickle.loads(known[text])
+    def once_each(stream, Loader):  # as yaml names them: lm-eval gives the second by name
+        if Loader is not sane._UniqueKeys or not isinstance(stream, str):
+            return load(stream, Loader)
+        if stream not in known:
+            known[stream] = pickle.dumps(load(stream, Loader))
+        return pickle.loads(known[stream])
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(yaml, "load", once_each)
