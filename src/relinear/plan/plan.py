@@ -546,6 +546,8 @@ class Plan:
         data, what its options name, any data, model or source, or a word of the metric's file."""
         if all("tasks" in metric_needs(metric_file(measure.metric)) for measure in measures):
             named = [task for measure in measures for task in measure.options.get("tasks", ())]
+            if not all((self.workflow / "tasks" / f"{task}.yaml").is_file() for task in named):
+                return  # a task that there is not is told of the measurement
         elif of in self.data or any(of in metric_words(measure.metric) for measure in measures):
             return
         else:
