@@ -31,6 +31,7 @@ from relinear.families.bert import byte_tokenizer
 from relinear.files import sha256
 from relinear.linearize.assemble import save_method
 from relinear.plan.specs import available, read
+from relinear.plan.strict import WORKFLOW
 from relinear.share.export import export as export_run
 from relinear.tracking import committed as reference
 
@@ -805,6 +806,21 @@ def test_a_verdict_s_words_come_back_as_they_were_written(tmp_path):
     told = {"lizard/table1": [{"claim": 'a, "b"\nc', "verdict": "reproduced", "reason": "d\u2028e\x0cf"}]}
     VERDICTS.write(tmp_path, told)
     assert VERDICTS.committed(tmp_path) == told
+
+
+def test_what_is_drawn_by_an_absolute_path_names_no_folder_of_the_machine(tmp_path, monkeypatch):
+    shutil.copytree(COMMITTED / "vit_mini", tmp_path / "results/reference/vit_mini")
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "results/reference/vit_mini"
+    drawing = next(iter(PROVENANCE.committed(folder)))
+    artefact = available(WORKFLOW / "papers")[drawing.replace("/", "_")]
+    draw_committed(folder, artefact)
+    assert str(tmp_path) not in (folder / PROVENANCE.file).read_text()
+
+
+def test_no_committed_provenance_names_a_folder_of_a_machine():
+    files = sorted(COMMITTED.glob("*/provenance.json"))
+    assert files and [file for file in files if '"/' in file.read_text()] == []
 
 
 def test_pages_read_committed_files_only_as_their_manifest_names_them(tmp_path):

@@ -178,8 +178,11 @@ def draw_committed(folder: Path, artefact: Artefact, claims: bool = False) -> li
     figure of its rows is drawn from these alone. Raises UserError where the folder has none of the runs or
     not the rows, where it is no committed folder, and for a figure of attention weights that were not
     committed. With `claims` the verdicts alone are written, which need no weights, and what they were made
-    from is added to what the drawing was; UserError where the artefact has no claims.
+    from is added to what the drawing was; UserError where the artefact has no claims. Records are named from
+    the working folder, where the results lie in it, so that no path of a machine is committed.
     """
+    if folder.is_absolute() and folder.is_relative_to(Path.cwd()):
+        folder = folder.relative_to(Path.cwd())
     manifest, how, out = folder / MANIFEST, verdicts if claims else make, folder / artefact.paper
     if artefact.files() and not manifest.is_file():
         files = {name: _beside(folder, Path(name)) for name in artefact.files()}
