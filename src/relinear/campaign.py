@@ -9,8 +9,8 @@ Each GPU has places for trainings and places for measurements: trainings of long
 each other down. Work that needs no GPU has a place for every four cores. A training is not begun when its
 committed record says that it takes longer than the time that is left.
 
-Assets that the cache lacks are told before the first job. They are downloaded from the begin on, one after
-the other, beside the work that does not wait for them.
+The assets that the cache lacks are printed before the first job. Their downloads begin at once, one after the
+other, beside the work that does not wait for them.
 """
 
 import json

@@ -513,11 +513,11 @@ class Plan:
         for scale in artefact.not_at:
             one_of(f"scale that {artefact.path} is `not_at`,", scale, scales(self.workflow))
         nodes = self.reads(artefact)
-        self.check_places(artefact)
         self._check_columns(artefact)
         self._check_held(artefact)
         for node in nodes.values():
             self.check_node(node, artefact.path)
+        self.check_places(artefact)  # of measurements that fit: what is wrong with one of these is told first
 
     def check_places(self, artefact: Artefact) -> None:
         """Raise ConfigError for a reading that a table or figure names, itself or in a claim, and that no
@@ -546,8 +546,6 @@ class Plan:
         data, what its options name, any data, model or source, or a word of the metric's file."""
         if all("tasks" in metric_needs(metric_file(measure.metric)) for measure in measures):
             named = [task for measure in measures for task in measure.options.get("tasks", ())]
-            if not all((self.workflow / "tasks" / f"{task}.yaml").is_file() for task in named):
-                return  # a task that there is not is told of the measurement
         elif of in self.data or any(of in metric_words(measure.metric) for measure in measures):
             return
         else:
