@@ -159,20 +159,6 @@ class Provenance(Form):
 Kind = TypeVar("Kind", bound=Form)
 
 
-class Seen(Form):
-    """Of a folder that was whole: its files, each with inode, size and times, and the parents' folders."""
-
-    files: dict[str, list[int]]
-    parents: list[str]
-
-
-class Whole(Form):
-    """Folders that were whole, and a hash of the code that found them so."""
-
-    rules: str
-    folders: dict[str, Seen]
-
-
 class BrokenError(UserError):
     """A file that exists and cannot be believed. The message names the file and the fault, and the field and
     its value where there is one."""

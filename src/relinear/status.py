@@ -12,9 +12,6 @@ from relinear.plan.plan import Plan
 from relinear.stage import lock_hash
 from relinear.stages._stage import Node
 
-# below a scale's folder: an input, a run's step or measurement
-DEPTHS = ("*/*/run.json", "runs/*/*/run.json")
-
 
 def lines(plan: Plan) -> list[str]:
     """A line for each finished result of the scale that has changed since, with the reasons, and one with
@@ -26,14 +23,7 @@ def lines(plan: Plan) -> list[str]:
     """
     # the teacher only chooses the rows of tables; folders name their model
     plan = replace(plan, teacher=None)
-    folders = sorted(
-        {
-            path.parent
-            for depth in DEPTHS
-            for path in plan.root.glob(depth)
-            if not path.relative_to(plan.root).parts[0].startswith(".")
-        }
-    )
+    folders = records.recorded(plan.root)
     if not folders:
         raise UserError(
             f"no finished result in {plan.root}; `snakemake` makes them, or choose another --scale, --budget,"
