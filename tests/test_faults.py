@@ -38,7 +38,6 @@ from faults import (
 from malformed import OF_ENTRIES, drawn, kind
 from test_stage import Mirror
 
-from relinear import records
 from relinear.draw.planned import draw_planned
 from relinear.errors import UserError
 from relinear.machine.disk import require_possible

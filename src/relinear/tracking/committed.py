@@ -28,7 +28,7 @@ from typing import Any
 
 from relinear import records
 from relinear.core import store
-from relinear.draw.beside import PROVENANCE, TOLD, Beside
+from relinear.draw.beside import PROVENANCE, TOLD
 from relinear.draw.render import paint
 from relinear.errors import UserError
 from relinear.files import MANIFEST, folder_aside, sha256, write_json
@@ -92,9 +92,7 @@ def export(
     older = [
         name
         for name in before["files"]
-        if name not in {*kept, *STORED}
-        and not name.endswith(ENDINGS)
-        and not nodes.keys() & {p.as_posix() for p in Path(name).parents}
+        if name not in {*kept, *STORED} and not nodes.keys() & {p.as_posix() for p in Path(name).parents}
     ]
     changed = {name: how for name, how in before["changed"].items() if name in older}
     with folder_aside(out) as scratch:
@@ -105,9 +103,9 @@ def export(
                 out if add else scratch, {name: _packed(folder, rows) for name, folder in nodes.items()}
             ),
         )
-        drawn, had = _beside(results, [*_files(results)]), _told(out, before["files"]) if add else {}
+        drawn = [*_files(results)]
         for kind in TOLD:
-            kind.write(scratch, had.get(kind, {}) | drawn[kind])
+            kind.write(scratch, (kind.committed(out) if add else {}) | kind.of_drawings(results, drawn))
         for name, source in kept.items():
             (scratch / name).parent.mkdir(parents=True, exist_ok=True)
             if (change := _change(source)) is None:
@@ -121,7 +119,7 @@ def export(
 
 def repack(folder: Path | str, without: Collection[str] = ()) -> dict[str, int]:
     """Write a committed folder anew, as this version writes it, whole or not at all; its bytes as of
-    `export`. What the store takes in and lies beside it, as earlier versions left it, goes into it.
+    `export`.
 
     `without` names what is left out: nodes such as `runs/lizard/mmlu`, all nodes of a folder such as
     `runs/lizard`, and drawings such as `lizard/table4`.
@@ -133,8 +131,8 @@ def repack(folder: Path | str, without: Collection[str] = ()) -> dict[str, int]:
     folder = Path(folder)
     verify(folder)
     manifest = {"changed": {}, **records.read_manifest(folder / MANIFEST)}
-    nodes, files = store.opened(folder).all(), {name: folder / name for name in manifest["files"]}
-    told = _told(folder, files)
+    nodes, files = store.opened(folder).all(), manifest["files"]
+    told = {kind: kind.committed(folder) for kind in TOLD}
     drawings = dict.fromkeys(name for of in told.values() for name in of)
     for name in without:
         if not any(_is_of(each, [name]) for each in (*nodes, *drawings)):
@@ -145,16 +143,10 @@ def repack(folder: Path | str, without: Collection[str] = ()) -> dict[str, int]:
     nodes = {name: each for name, each in nodes.items() if name not in gone}
     told = {kind: {name: each for name, each in of.items() if name not in gone} for kind, of in told.items()}
     _require_whole(folder, gone, nodes, told[PROVENANCE])
-    for name, each in nodes.items():
-        loose = {file: folder / name / file for file in OF_FIGURE if f"{name}/{file}" in files}
-        tensors = (each.tensors or {}) | {file: path.read_bytes() for file, path in loose.items()}
-        nodes[name] = each._replace(tensors=tensors or None)
-    taken = {f"{name}/{file}" for name, each in nodes.items() for file in each.tensors or ()} | STORED
     older = [
         name
         for name in files
-        if name not in taken
-        and not name.endswith(ENDINGS)
+        if name not in STORED
         and not _is_of(name, without)
         and not (name.count("/") == 1 and _is_of(name.partition(".")[0], without))
     ]
@@ -168,18 +160,6 @@ def repack(folder: Path | str, without: Collection[str] = ()) -> dict[str, int]:
             kind.write(scratch, told[kind])
         changed = {name: how for name, how in manifest["changed"].items() if name in older}
         return _closed(scratch, manifest["scale"], changed)
-
-
-def _told(folder: Path, files: Iterable[str]) -> dict[Beside, dict[str, Any]]:
-    """What is told of all drawings of a committed folder with these files, also of those that have it beside
-    them, as earlier versions left it."""
-    beside = _beside(folder, [folder / name for name in files])
-    return {kind: beside[kind] | kind.committed(folder) for kind in TOLD}
-
-
-def _beside(folder: Path, files: Collection[Path]) -> dict[Beside, dict[str, Any]]:
-    """What these files in a folder tell of the drawings that they lie beside."""
-    return {kind: kind.of_drawings(folder, files) for kind in TOLD}
 
 
 def _is_of(name: str, places: Collection[str]) -> bool:
