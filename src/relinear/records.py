@@ -16,7 +16,7 @@ from typing import Any
 
 from relinear.core import store
 from relinear.files import MANIFEST, sha256, write_json
-from relinear.schemas import DEEPEST, BrokenError, Form, Manifest, Metrics, Record, require
+from relinear.schemas import BrokenError, Form, Manifest, Metrics, Record, require
 
 SCHEMA = 2  # the schema of run.json that this version writes, and the only one that it reads
 ASIDE = "run.json.broken"
@@ -72,7 +72,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise BrokenError(f"{path} cannot be read: {error}") from None
     except RecursionError:
-        raise BrokenError(f"{path} is nested deeper than {DEEPEST} levels") from None
+        raise BrokenError(f"{path} is nested too deep") from None
     if not isinstance(found, dict):
         raise BrokenError(f"{path} must hold a JSON object; got a {type(found).__name__}")
     return found
