@@ -35,7 +35,7 @@ from relinear.machine import cpu
 from relinear.machine.disk import WORK, in_the_way, sync
 from relinear.machine.mode import as_umask
 from relinear.plan.assets import Own
-from relinear.plan.code import kernel_hashes
+from relinear.plan.code import code_hash, kernel_hashes
 from relinear.plan.forms import contents
 from relinear.plan.job import Job, Link
 from relinear.plan.names import digest
@@ -248,8 +248,8 @@ def _run(plan: Plan, node: Node, job: Job, key: str, parents: dict, work: Callab
         "key": key,
         "config": job.settings,
         "config_hash": digest(job.settings),
-        "code_hash": plan.code(node),
-        "kernels": kernel_hashes(plan.modules(node)),
+        "code_hash": code_hash(plan.work(node).modules),
+        "kernels": kernel_hashes(plan.work(node).modules),
         "parents": parents,
         "artefacts": {},
         "datasets": _datasets(plan, node, job),

@@ -51,7 +51,7 @@ def _reasons(plan: Plan, folder: Path) -> Iterator[str]:
     else:
         if record.get("key") != plan.key(node):
             yield f"would be made anew (key {str(record.get('key'))[:12]}, now {plan.key(node)[:12]})"
-        yield from _differences("kernel", record.get("kernels", {}), kernel_hashes(plan.modules(node)))
+        yield from _differences("kernel", record.get("kernels", {}), kernel_hashes(plan.work(node).modules))
         yield from _differences(
             "asset", record.get("config", {}).get("assets", {}), plan.settings(node)["assets"]
         )
