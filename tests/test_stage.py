@@ -250,22 +250,6 @@ def test_what_follows_a_parent_that_is_made_again_runs_again_only_if_its_content
     assert results.run("distill lizard") == []
 
 
-def test_a_record_without_its_parents_contents_goes_by_their_times(results):
-    """Such as records of earlier versions are."""
-    results.run(ACTIVATIONS)
-    for node in results.plan.parents(results.node(ACTIVATIONS)).values():
-        path = results.plan.folder(node) / "run.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"started": "2024-01-01T00:00:00+00:00"}))
-    record = results.record(ACTIVATIONS) | {"started": "2025-01-01T00:00:00+00:00"}
-    for parent in record["parents"].values():
-        del parent["contents"]
-    (results.folder(ACTIVATIONS) / "run.json").write_text(json.dumps(record))
-    assert results.run(ACTIVATIONS) == []
-    path = results.folder(TEXT) / "run.json"
-    path.write_text(json.dumps(results.record(TEXT) | {"started": "2025-02-01T00:00:00+00:00"}))
-    assert len(results.run(ACTIVATIONS)) == 1
-
-
 def test_a_result_that_another_process_is_at_is_not_said_to_stand(results):
     node = results.node(TEXT)
     assert stands(results.plan, node)

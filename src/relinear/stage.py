@@ -208,20 +208,13 @@ def _keep(folder: Path, node: Node) -> None:
 
 def _outdated(plan: Plan, node: Node, record: dict) -> str | None:
     """A sentence about a parent that was made again under the same key, with other contents than the record
-    was made from. None without one.
-
-    Older records do not name their parents' contents; there the time at which a parent was made decides.
-    """
+    was made from. None without one."""
     for role, parent in plan.parents(node).items():
         with suppress(records.BrokenError):
             told, now = record["parents"].get(role, {}), records.read(plan.folder(parent))
             if now is None or now["key"] != told.get("key"):
                 continue
-            if (
-                told["contents"] != contents(now)
-                if "contents" in told
-                else now.get("started", "") > record.get("started", "")
-            ):
+            if told.get("contents") != contents(now):
                 return f"its parent `{parent}` was made again, with other contents"
     return None
 
