@@ -827,9 +827,6 @@ def track_export(
             help="Adapters and methods' parameters of table2.csv's rows too: up to 11 MB each of SmolLM2."
         ),
     ] = True,
-    of: Annotated[
-        list[str] | None, typer.Option("--weights-of", help="Those rows alone; may be given several times.")
-    ] = None,
     add: Annotated[
         bool,
         typer.Option(
@@ -846,7 +843,7 @@ def track_export(
     """
     from relinear.tracking.committed import export
 
-    sizes = export(scale_results, out, weights=weights, of=of or (), add=add)
+    sizes = export(scale_results, out, weights=weights, add=add)
     for part, size in sizes.items():
         print(f"{size:>12,} bytes  {part}")
     print(f"{sum(sizes.values()):>12,} bytes  {out}")

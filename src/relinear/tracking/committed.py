@@ -63,15 +63,15 @@ Change = tuple[str, Callable[[Path, Path], None]]  # how a file differs, what wr
 
 
 def export(
-    results: Path | str, out: Path | str, *, weights: bool = True, of: Collection[str] = (), add: bool = False
-) -> dict[str, int]:  # fmt: skip
+    results: Path | str, out: Path | str, *, weights: bool = True, add: bool = False
+) -> dict[str, int]:
     """Pack what is worth committing of a scale's results into the folder `out`, whole or not at all; its
     bytes by file of the store, run with weights, and folder of tables or figures.
 
-    With `weights` the runs `of` keep adapters and methods' parameters; where none is named, the rows of
-    table2.csv, or all runs without that table. The rows keep scores and targets of their items, too. An `out`
-    that an earlier export made is replaced. With `add` it keeps what it has, and its own table2.csv says
-    which runs are its rows. A node, table or figure that both have is that of `results`.
+    With `weights` the rows of table2.csv keep adapters and methods' parameters, and scores and targets of
+    their items; all runs do without that table. An `out` that an earlier export made is replaced. With `add`
+    it keeps what it has, and its own table2.csv says which runs are its rows. A node, table or figure that
+    both have is that of `results`.
 
     Raises UserError for a folder without finished stages, files that are not what their run.json says, an
     `out` that holds something else, is of another scale or was changed since, where it is to be added to, and
@@ -88,7 +88,7 @@ def export(
     rows = _rows(out if HEADLINE in before["files"] else results) if weights else set()
     _require_as_recorded(results)
     nodes = {folder.relative_to(results).as_posix(): folder for folder in _nodes(results)}
-    kept = dict(sorted(_kept(results, rows & {*of} if of else rows)))
+    kept = dict(sorted(_kept(results, rows)))
     older = [
         name
         for name in before["files"]
