@@ -164,10 +164,8 @@ class FixedLayer(CacheLayerMixin):
         """Write a piece of keys and values from `start` on; return all up to its end, `[B, Hkv, T, D]`
         each."""
         rows, end = key_states.shape[0], self.start + key_states.shape[2]
-        self.keys[:rows, :, self.start : end], self.values[:rows, :, self.start : end] = (
-            key_states,
-            value_states,
-        )
+        self.keys[:rows, :, self.start : end] = key_states
+        self.values[:rows, :, self.start : end] = value_states
         return self.keys[:rows, :, :end], self.values[:rows, :, :end]
 
     def lazy_initialization(self, *args, **kwargs) -> None:
@@ -205,12 +203,10 @@ class Teacher:
         """A function that runs the prompt ``[rows, T]`` of a part of the batch; it fills a cache for `batch`
         sequences of `length` tokens."""
         of = self.model.config, self.model.dtype, ids.device
-        self.cache, self.ids = (
-            Cache(
-                layers=[FixedLayer(batch, length, *of) for _ in range(self.model.config.num_hidden_layers)]
-            ),
-            ids[:1, :1],
+        self.cache = Cache(
+            layers=[FixedLayer(batch, length, *of) for _ in range(self.model.config.num_hidden_layers)]
         )
+        self.ids = ids[:1, :1]
         self.batch = batch
 
         def run() -> None:

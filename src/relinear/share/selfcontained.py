@@ -41,11 +41,9 @@ def options(name: str, given: dict | None = None):
 def write_code(model: PreTrainedModel, folder: Path) -> None:
     """Write the files into `folder`, and name them in the `auto_map` of the model's config."""
     folder.mkdir(parents=True, exist_ok=True)
-    recipe, config, teacher_class = (
-        model.config.relinear,
-        type(model.config).__name__,
-        type(model).__bases__[1],
-    )
+    recipe = model.config.relinear
+    config = type(model.config).__name__
+    teacher_class = type(model).__bases__[1]
     teacher, place = teacher_class.__name__, "transformers"
     methods = sorted({recipe["method"], *(["softmax"] if recipe.get("keep_softmax_layers") else [])})
     swapped = model.layout.swapped
