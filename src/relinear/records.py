@@ -24,8 +24,6 @@ AHEAD = 5.0  # seconds that another machine's clock may be ahead
 # bytes of a file that is hashed whenever rules are read; of a larger one, such as weights, the size is
 # compared
 LIGHT = 1 << 20
-RECORDS = ("*/*/run.json", "runs/*/*/run.json")  # below a scale's folder: an input, a run's step or measure
-
 
 State = tuple[int, int, int, int]  # numbers that change when a file is written to or replaced
 # records that had their form, as the file system has them -> the folders of their parents, as they name them
@@ -57,11 +55,6 @@ def parents(folder: str) -> tuple[str, ...]:
     if (path, now := _now(path)) not in _good and (read(Path(folder)) is None or (now := _now(path)) is None):
         return ()
     return _good[path, now]
-
-
-def recorded(root: Path) -> list[Path]:
-    """The folders of a scale's results in which a record lies, in their order."""
-    return sorted({path.parent for place in RECORDS for path in root.glob(place)})
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -219,7 +212,7 @@ def finished(folder: Path, check: Callable[[Path], dict[str, Any] | None] = whol
 def set_aside(root: Path) -> Iterator[str]:
     """Rename each record of a scale's results whose folder is not `whole`, so that rules see that its stage
     is not finished; a line for each."""
-    for folder in recorded(root):
+    for folder in store.nodes(root):
         try:
             whole(folder)
         except BrokenError:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from relinear import records
+from relinear.core import store
 from relinear.errors import UserError
 from relinear.plan.code import kernel_hashes
 from relinear.plan.plan import Plan
@@ -23,7 +24,7 @@ def lines(plan: Plan) -> list[str]:
     """
     # the teacher only chooses the rows of tables; folders name their model
     plan = replace(plan, teacher=None)
-    folders = records.recorded(plan.root)
+    folders = store.nodes(plan.root)
     if not folders:
         raise UserError(
             f"no finished result in {plan.root}; `snakemake` makes them, or choose another --scale, --budget,"

@@ -87,7 +87,7 @@ def export(
     before = _before(results, out) if add else {"files": {}, "changed": {}}
     rows = _rows(out if HEADLINE in before["files"] else results) if weights else set()
     _require_as_recorded(results)
-    nodes = {folder.relative_to(results).as_posix(): folder for folder in _nodes(results)}
+    nodes = {folder.relative_to(results).as_posix(): folder for folder in store.nodes(results)}
     kept = dict(sorted(_kept(results, rows)))
     older = [
         name
@@ -270,11 +270,6 @@ def _files(results: Path) -> Iterator[Path]:
             yield path
 
 
-def _nodes(results: Path) -> list[Path]:
-    """The folders of finished nodes."""
-    return sorted(path.parent for path in _files(results) if path.name == "run.json")
-
-
 def _rows(results: Path) -> set[str]:
     """The runs that the headline table shows; all where there is no table."""
     table = results / HEADLINE
@@ -286,7 +281,7 @@ def _rows(results: Path) -> set[str]:
 
 def _require_as_recorded(results: Path) -> None:
     """Raise UserError for a kept file of a node, or a table or figure, that is not what its record says."""
-    for folder in _nodes(results):
+    for folder in store.nodes(results):
         record = records.read(folder)
         there = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
         named = (PACKED - {"run.json"}) & (record["artefacts"].keys() | there) | (WEIGHTS | OF_FIGURE) & there
@@ -302,7 +297,7 @@ def _require_as_recorded(results: Path) -> None:
 
 def _kept(results: Path, rows: set[str]) -> Iterator[tuple[str, Path]]:
     """The files that lie beside the store, by their names in `results`: with the weights of these runs."""
-    nodes = {*_nodes(results)}
+    nodes = {*store.nodes(results)}
     for path in _files(results):
         name, node = path.relative_to(results).as_posix(), next((p for p in path.parents if p in nodes), None)
         if node is None:
