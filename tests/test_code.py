@@ -573,8 +573,8 @@ DEFINITIONS = {
     "rotary": ("torch.cat([-b, a], -1)", "torch.cat([b, -a], -1)", set(TRAININGS)),
     "gated_linear_attention": ("FLOOR = -8.0", "FLOOR = -7.0", {x for x in TRAININGS if x[1] == "lizard"}),
     "gated_delta": (
-        "CHANNEL_CHUNK = 16",
-        "CHANNEL_CHUNK = 8",
+        "CHUNK = 64",
+        "CHUNK = 32",
         {x for x in TRAININGS if x[1] == "delta"},
     ),
     "scaled_sum": (

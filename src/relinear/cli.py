@@ -762,7 +762,9 @@ def generate(
     """Continue a prompt, as the text comes; then tokens/s of prefill and of decoding, and the bytes of the
     model's state."""
     text = sys.stdin.read() if prompt == "-" else prompt
-    generation = importlib.import_module("relinear.share.generate")  # torch; not needed to print a help text
+    with importlib.import_module("relinear.machine.memory").uncollected():
+        # torch; not needed to print a help text
+        generation = importlib.import_module("relinear.share.generate")
     importlib.import_module("relinear.machine.hardware").set_threads(threads or granted())
     speed = generation.generate(
         folder,
