@@ -274,7 +274,8 @@ def test_two_machines_train_what_one_process_does(interrupted):
     shutil.rmtree(folder(interrupted, "ddp", run, stage))
     meet = ["--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d"]
     meet += ["--rdzv-endpoint", f"127.0.0.1:{free_port()}", "-m", "relinear.cli", stage, run]
-    command = [sys.executable, "-m", "torch.distributed.run", *meet, *"--scale ddp --threads 1".split()]
+    command = ["-m", "torch.distributed.run", *meet, *"--scale ddp --threads 1".split()]
+    command = [interrupted.interpreter, *command]
     how = {"cwd": interrupted.root, "env": shell(interrupted), "text": True}
     machines = [
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **how) for _ in range(2)

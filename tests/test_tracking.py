@@ -146,9 +146,9 @@ def run_measure(uri, root: Path, measure: str, **changes) -> None:
     )
 
 
-def start(code: str, *arguments: str) -> subprocess.Popen:
+def start(code: str, *arguments: str, python: str = sys.executable) -> subprocess.Popen:
     environment = {**os.environ, "PYTHONPATH": SOURCE}
-    command = [sys.executable, "-c", code, *arguments]
+    command = [python, "-c", code, *arguments]
     return subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -846,10 +846,10 @@ def test_sigterm_while_a_failure_is_recorded_does_not_lose_it(uri):
     assert (child(uri).info.status, parent(uri).info.status) == ("FAILED", "FAILED")
 
 
-def test_stages_in_parallel_share_a_new_store_and_one_parent(tmp_path):
+def test_stages_in_parallel_share_a_new_store_and_one_parent(tmp_path, interpreter):
     uri = f"sqlite:///{tmp_path / 'new' / 'mlflow.db'}"
     stages = ("distill", "finetune", "perplexity", "fidelity")
-    processes = [start(WRITER, uri, stage) for stage in stages]
+    processes = [start(WRITER, uri, stage, python=interpreter) for stage in stages]
     errors = [process.communicate(timeout=300)[1] for process in processes]
     assert [process.returncode for process in processes] == [0] * 4, errors
     assert "WARNING" not in "".join(errors)
@@ -881,12 +881,12 @@ def server(tmp_path_factory) -> Iterator[str]:
         yield address
 
 
-def test_nodes_in_parallel_share_a_server_and_one_parent(server):
+def test_nodes_in_parallel_share_a_server_and_one_parent(server, interpreter):
     """A server has no lock as a file has, so the rows are made before the first job."""
     mirror.init(server, "mini", [rows.row_of([record()])])
     assert parent(server).info.status == "SCHEDULED"
     stages = ("distill", "finetune", "perplexity", "fidelity")
-    processes = [start(WRITER, server, stage) for stage in stages]
+    processes = [start(WRITER, server, stage, python=interpreter) for stage in stages]
     errors = [process.communicate(timeout=300)[1] for process in processes]
     assert [process.returncode for process in processes] == [0] * 4, errors
     assert "WARNING" not in "".join(errors)
