@@ -10,6 +10,12 @@ A fork ends with the script that asked for it. The process ends with its owner, 
 end, as by SIGTERM.
 """
 
+if __name__ == "__main__":
+    import _signal  # built in, and so at once: Ctrl-C during the imports below would be a traceback
+
+    if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
+        _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
+
 import functools
 import json
 import os
@@ -138,6 +144,8 @@ def end_as(code: int) -> int:
 
 def main(argv: list[str]) -> int:
     """Do `python ARGV` in a fork, or, where none is to be had, become that Python."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if address := os.environ.get(ADDRESS):
         try:
             return end_as(ask(address, argv))
