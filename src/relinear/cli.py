@@ -1,6 +1,10 @@
 """`relinear`: one verb per stage, plus tables, figures, exports and the MLflow mirror. `relinear VERB --help`
 lists a verb's options."""
 
+from relinear.machine.interrupt import patient
+
+patient()  # the imports below take a second or more
+
 import functools
 import gc
 import importlib
@@ -17,24 +21,11 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Annotated, Any
 
-from relinear.machine.warm import INTERRUPTED, signalled
-
 # Threads that wait for each other sleep soon. OpenMP (GNU's, in torch for Linux) reads this once, when torch
 # is imported. By default they keep their cores: beside other work two threads took four times the processor
 # time of one. Where a user chose a policy, this changes nothing.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-
-
-def without_traceback(kind: type[BaseException], error: BaseException, trace: Any) -> None:
-    """Ctrl-C while the modules below are imported, which takes a second or more, is no fault of the code."""
-    if signalled(error):
-        print(INTERRUPTED, file=sys.stderr)
-    else:
-        sys.__excepthook__(kind, error, trace)
-
-
-sys.excepthook = without_traceback
 
 import typer
 
@@ -44,6 +35,7 @@ from relinear.errors import UserError
 from relinear.files import MANIFEST
 from relinear.machine.disk import in_the_way, make_writable, refusal
 from relinear.machine.torchrun import torchrun
+from relinear.machine.warm import INTERRUPTED, signalled
 from relinear.plan import code
 from relinear.plan.job import DTYPES, PRECISIONS, Job
 from relinear.plan.near import possible
