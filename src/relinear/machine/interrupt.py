@@ -5,40 +5,12 @@ import logging
 import signal
 import sys
 import threading
-from collections.abc import Callable
-from types import FrameType, TracebackType
+from types import TracebackType
 
-from relinear.machine.warm import INTERRUPTED, signalled
+from relinear.machine.warm import INTERRUPTED, after_imports, signalled
 
 BEGINS = "Terminating processes on user request"  # Snakemake's own words
 SAID = "stopped; give the same command again, and it goes on from here"
-AGAIN = 0.02  # seconds, after which a signal that came in the middle of an import comes again
-Handler = Callable[[int, FrameType | None], object]
-
-
-def after_imports(answer: Handler) -> Handler:
-    """A handler of signals that calls `answer`, which may raise, once no import is under way.
-
-    What is raised in the middle of an import may be lost in a module that goes without what it cannot import,
-    or come out as another error, and leaves modules by halves.
-    """
-
-    def handler(number: int, frame: FrameType | None) -> None:
-        if _importing(frame):
-            signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(number))
-            signal.setitimer(signal.ITIMER_REAL, AGAIN)
-        else:
-            answer(number, frame)
-
-    return handler
-
-
-def _importing(frame: FrameType | None) -> bool:
-    while frame is not None:
-        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
-            return True
-        frame = frame.f_back
-    return False
 
 
 def patient() -> None:

@@ -26,6 +26,7 @@ import sys
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
+from types import FrameType
 
 # the environment variable with the address of the process that forks; empty: none is to be started
 ADDRESS = "RELINEAR_WARM"
@@ -53,6 +54,10 @@ LIBRARIES = (
 )
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 INTERRUPTED = "error: interrupted; give the same command again"
+AGAIN = 0.02  # seconds, after which a signal that came in the middle of an import comes again
+
+
+Answer = Callable[[int, FrameType | None], object]  # to a signal
 
 
 class Unanswered(Exception):
@@ -303,10 +308,10 @@ def become(request: dict, files: list[int], work: Callable[[dict], object]) -> N
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["environment"])
-    for number, handler in zip(
-        FORWARDED, (signal.SIG_DFL, signal.default_int_handler, signal.SIG_DFL), strict=True
-    ):
-        signal.signal(number, handler)  # a shell's background jobs ignore Ctrl-C, and all that they start
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    # a shell's background jobs ignore Ctrl-C, and all that they start
+    signal.signal(signal.SIGINT, after_imports(signal.default_int_handler))
     work(request)
 
 
@@ -338,6 +343,31 @@ def end(work: Callable, *given: object) -> None:
             with suppress(Exception):
                 stream.flush()
         os._exit(code & 0xFF)
+
+
+def after_imports(answer: Answer) -> Answer:
+    """A handler of signals that calls `answer`, which may raise, once no import is under way.
+
+    What is raised in the middle of an import may be lost in a module that goes without what it cannot import,
+    or come out as another error, and leaves modules by halves.
+    """
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        if _importing(frame):
+            signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(number))
+            signal.setitimer(signal.ITIMER_REAL, AGAIN)
+        else:
+            answer(number, frame)
+
+    return handler
+
+
+def _importing(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            return True
+        frame = frame.f_back
+    return False
 
 
 def signalled(error: BaseException | None) -> int | None:

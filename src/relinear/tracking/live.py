@@ -14,8 +14,7 @@ from time import monotonic
 from time import time as seconds
 from typing import Any, Self
 
-from relinear.machine.interrupt import after_imports
-from relinear.machine.warm import signalled
+from relinear.machine.warm import after_imports, signalled
 from relinear.tracking import mirror, rows, store
 from relinear.tracking.store import Entry
 
