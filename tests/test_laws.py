@@ -85,6 +85,11 @@ VARIANTS = {
         {"feature": "exp", "tied": True, "bias": True},
         {"feature": "max_pm"},
     ],
+    "kept": [
+        {"window": WINDOW, "kept": 12},
+        {"window": (WINDOW, 5), "kept": 12, "sinks": 0},
+        {"window": 1, "kept": 5, "sinks": 2},
+    ],
     "lizard": [
         {"window": WINDOW},
         {"window": WINDOW, "meta": 0, "gates": "shared", "gate_bias": None, "window_rope": False},
