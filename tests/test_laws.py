@@ -519,8 +519,11 @@ def learned(method, inputs):
 
 
 def condition(method, inputs) -> float:
-    """How many times a division by a sum of signed weights magnifies rounding: by the sum of their sizes over
-    the size of their sum; else 1."""
+    """How many times a method magnifies rounding. A division by a sum of signed weights: by the sum of their
+    sizes over the size of their sum. A choice of kept tokens: twice, where rounding cannot tell two scores
+    apart. Else 1."""
+    if isinstance(method, load("kept")):
+        return 2.0
     if getattr(method.options, "normalizer", None) != "denominator":
         return 1.0
     return method.attention_weights(inputs).abs().sum(-1).max().clamp(min=1).item()

@@ -34,7 +34,7 @@ from relinear_kernels.sliding_window_attention_reference import (
     window_scores,
 )
 
-CHUNK = 64  # queries that read one choice of kept tokens, and what leaves meanwhile
+CHUNK = 128  # queries that read one choice of kept tokens, and what leaves meanwhile
 Window = Annotated[int, Field(ge=1)]
 
 
