@@ -14,10 +14,10 @@ MOST = 1.5  # times the teacher's operators, of a layer
 # softmax of its own beside the linear part and counts what has left its window; a pooling over time keeps the
 # means of the last keys; rarer gates of channels have operators of their own, and so has a second rotation.
 MORE = {"lolcats window": 1.6, "lolcats paper window": 1.95, "lizard time": 1.75, "lizard rare": 1.6}
-# The map that divides by its largest feature, which only ablations have, and the delta rule decode by the
-# forms of whole pieces: neither has a step of its own yet.
+# The map that divides by its largest feature, which only ablations have, the delta rule and kept tokens decode
+# by the forms of whole pieces: none has a step of its own yet.
 WITHOUT_STEP = [
-    case for case in CASES if case[0] in ("softmax", "delta") or case[1].get("feature") == "max_pm"
+    case for case in CASES if case[0] in ("softmax", "delta", "kept") or case[1].get("feature") == "max_pm"
 ]
 over_methods = pytest.mark.parametrize("case", [c for c in CASES if c not in WITHOUT_STEP], ids=name)
 
