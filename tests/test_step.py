@@ -14,8 +14,8 @@ MOST = 1.5  # times the teacher's operators, of a layer
 # softmax of its own beside the linear part and counts what has left its window; a pooling over time keeps the
 # means of the last keys; rarer gates of channels have operators of their own, and so has a second rotation.
 MORE = {"lolcats window": 1.6, "lolcats paper window": 1.95, "lizard time": 1.75, "lizard rare": 1.6}
-# The map that divides by its largest feature, which only ablations have, the delta rule and kept tokens decode
-# by the forms of whole pieces: none has a step of its own yet.
+# The map that divides by its largest feature, which only ablations have, the delta rule, and kept tokens
+# decode by the forms of whole pieces: none has a step of its own yet.
 WITHOUT_STEP = [
     case for case in CASES if case[0] in ("softmax", "delta", "kept") or case[1].get("feature") == "max_pm"
 ]
