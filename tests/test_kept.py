@@ -5,6 +5,7 @@ from test_laws import HEADS, close, one_layer, repeated
 
 from relinear.attention import load, options
 from relinear.attention._base import Heads, Inputs, softmax_output, softmax_weights
+from relinear.attention.kept import drawn
 from relinear.measure import kept
 from relinear_kernels.gated_delta_reference import delta_state
 
@@ -38,6 +39,16 @@ def test_the_tokens_that_received_most_stay_and_none_comes_back():
                 wanted = {*held, *range(max(t - window + 1, 0), t + 1)}
                 assert {*seen[b, 3 * group, t].nonzero().flatten().tolist()} == wanted
             assert sorted(held) != list(range(LENGTH - window - places, LENGTH - window))
+
+
+def test_drawn_tokens_are_an_even_sample_of_all_that_left():
+    draws = drawn(torch.arange(2000)[None], 3)[0]
+    for text in (500, 1000, 2000):
+        chosen = draws[:text].topk(100, dim=0).indices
+        for group in range(3):  # each fifth of the text has its share
+            shares = torch.histc(chosen[:, group].float(), 5, 0, text)
+            assert shares.min() >= 15 and shares.max() <= 25
+    assert len({*draws[:, 0].topk(100).indices.tolist()} & {*draws[:, 1].topk(100).indices.tolist()}) < 30
 
 
 def test_a_piece_of_a_text_keeps_what_the_whole_keeps():

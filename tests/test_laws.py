@@ -89,6 +89,7 @@ VARIANTS = {
         {"window": WINDOW, "kept": 12},
         {"window": (WINDOW, 5), "kept": 12, "sinks": 0},
         {"window": 1, "kept": 5, "sinks": 2},
+        {"window": WINDOW, "kept": 12, "choose": "random"},
     ],
     "lizard": [
         {"window": WINDOW},

@@ -14,14 +14,17 @@ A score does not depend on what is kept, so the scores of a prefix say who stays
 back. Whole texts are therefore read in parallel: the choice is made chunk by chunk and without a gradient, in
 time linear in the text, and what is kept has gradients as any key and value.
 
+`choose: random`, the control: a score is a hash of the position and the key head, so that the kept tokens are
+an even sample of all that have left.
+
 H2O (Zhang et al., 2306.14048) sums attention for as long as a token is held, over what is held, which can
 only be done a token at a time. Scores are held in float32 and counted with 4 bytes.
 """
 
-from typing import Annotated, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from pydantic import Field
 from torch import Tensor, nn
 
@@ -44,6 +47,7 @@ class Options(_base.WindowsOptions):
     window: Window | tuple[Window, ...] = 128
     kept: int = Field(default=128, ge=1)
     sinks: int = Field(default=4, ge=0)
+    choose: Literal["received", "random"] = "received"
 
 
 class State(NamedTuple):
@@ -52,10 +56,16 @@ class State(NamedTuple):
 
     k: Float[Tensor, "B P Hkv D"]
     v: Float[Tensor, "B P Hkv D"]
-    # [B, P, Hkv]: attention received so far, inf of sinks; numbers of 4 bytes, as those of a recurrent state
+    # [B, P, Hkv]: attention received so far, or the hash, inf of sinks; of 4 bytes, as in a recurrent state
     received: DeltaState
     real: Bool[Tensor, "B P Hkv"]
     count: Tensor  # [B] int64: real tokens so far
+
+
+def drawn(at: Int[Tensor, "B T"], groups: int) -> Float[Tensor, "B T G"]:
+    """A hash in [0, 1) of each place and key head, exact in float32 (Knuth's multiplicative one)."""
+    heads = torch.arange(groups, device=at.device)
+    return ((at[..., None] + 7919 * heads) * 2654435761 % 2**24) / 2.0**24
 
 
 def alive(held: Float[Tensor, "B G P"], leaving: Float[Tensor, "B G C"]) -> Bool[Tensor, "B G C+1 P+C"]:
@@ -110,11 +120,16 @@ class Method(Attention):
             new = torch.ones(batch, length, dtype=torch.bool, device=q.device)
         real = torch.cat([state.real, new[..., None].expand(-1, -1, k.shape[2])], 1)
         with torch.no_grad():
-            sinks = new & (state.count[:, None] + new.cumsum(1) <= self.options.sinks)
+            place = state.count[:, None] + new.cumsum(1) - 1
             received = nn.functional.pad(state.received.s, (0, 0, 0, length))
-            received[:, -length:].masked_fill_(sinks[..., None], torch.inf)
-            received[:, places:] += self._given(q, k, real, new, received)
-            scores = torch.where(received == torch.inf, received, received * wide(v).norm(dim=-1))
+            own = received[:, -length:]
+            if self.options.choose == "random":
+                own += drawn(place, k.shape[2])
+            own.masked_fill_((new & (place < self.options.sinks))[..., None], torch.inf)
+            scores = received
+            if self.options.choose == "received":
+                received[:, places:] += self._given(q, k, real, new, received)
+                scores = torch.where(received == torch.inf, received, received * wide(v).norm(dim=-1))
             chosen, seen, held = self._choose(scores.masked_fill(~real, -torch.inf), length)
         y = self._attend(q, k, v, real[:, places:, 0], chosen, seen)
         window = torch.arange(places + length, k.shape[1], device=q.device)[:, None]
@@ -209,9 +224,13 @@ class Method(Attention):
         (batch, length), window, groups = q.shape[:2], self.options.window, self.heads.groups
         given = {"scale": self.heads.scale, "key_mask": inputs.key_mask}
         at = torch.arange(length, device=q.device)
-        inside = at[:, None] - at < window
-        score = sliding_window_weights(q, k, window=window, meta=self.options.sinks, **given) * inside
-        score = score.unflatten(1, (groups, -1)).sum((2, 3)) * wide(inputs.v).norm(dim=-1).transpose(1, 2)
+        if self.options.choose == "random":
+            place = at[None] if inputs.key_mask is None else inputs.key_mask.cumsum(1) - 1
+            score = drawn(place, groups).transpose(1, 2).expand(batch, -1, -1)
+        else:
+            inside = at[:, None] - at < window
+            score = sliding_window_weights(q, k, window=window, meta=self.options.sinks, **given) * inside
+            score = score.unflatten(1, (groups, -1)).sum((2, 3)) * wide(inputs.v).norm(dim=-1).transpose(1, 2)
         real = torch.ones(batch, length, dtype=torch.bool, device=q.device)
         real = (real if inputs.key_mask is None else inputs.key_mask)[:, None]
         score = score.masked_fill(real & (real.cumsum(-1) <= self.options.sinks), torch.inf)
