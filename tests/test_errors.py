@@ -563,6 +563,32 @@ def test_an_interrupt_before_a_verb_has_begun_is_told_in_one_line(monkeypatch):
     assert (code, stderr) == (130, "error: interrupted; give the same command again\n")
 
 
+@pytest.mark.parametrize(("signalled", "status"), [(KeyboardInterrupt(), 130), (SystemExit(143), 143)])
+def test_an_error_that_a_signal_led_to_is_the_signals(monkeypatch, signalled, status):
+    """As where a signal cuts an import short, and what handles it needs the module."""
+
+    def cut(*args):
+        try:
+            raise signalled
+        finally:
+            raise AttributeError("partially initialized module 'mlflow' has no attribute 'version'")
+
+    monkeypatch.setattr("relinear.cli.app", cut)
+    code, stderr = relinear(monkeypatch, "status")
+    assert (code, stderr) == (status, "error: interrupted; give the same command again\n")
+
+
+def test_an_error_after_an_interrupt_that_was_answered_is_told(monkeypatch):
+    def answered(*args):
+        with contextlib.suppress(KeyboardInterrupt):
+            raise KeyboardInterrupt
+        raise AttributeError("no attribute 'version'")
+
+    monkeypatch.setattr("relinear.cli.app", answered)
+    with pytest.raises(AttributeError, match="no attribute 'version'"):
+        relinear(monkeypatch, "status")
+
+
 def test_ctrl_c_while_modules_are_imported_is_one_line():
     """`relinear` takes a second to import, and a user who sees a misspelling presses Ctrl-C at once."""
     code = (

@@ -798,6 +798,31 @@ def test_sigterm_closes_the_run(uri):
     assert child(uri).data.metrics == {"loss": 1.0}
 
 
+PRESSED = (
+    STAGE
+    + """
+import os, signal
+
+class Pressed:
+    def find_spec(self, name, path=None, target=None):
+        if name == sys.argv[2]:
+            sys.meta_path.remove(self)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+sys.meta_path.insert(0, Pressed())
+with tracking.Tracker(uri, **about | {"stage": "distill"}) as tracker:
+    print("open", flush=True)
+"""
+)
+
+
+@pytest.mark.parametrize("module", ["mlflow", "mlflow.artifacts", "mlflow.genai", "mlflow.exceptions"])
+def test_a_signal_while_mlflow_is_imported_ends_the_run_and_nothing_else_is_told(uri, module):
+    process = start(PRESSED, uri, module)
+    assert process.communicate(timeout=60) == ("", "")
+    assert process.returncode == 143
+
+
 FAILING = (
     STAGE
     + """

@@ -730,9 +730,9 @@ SHAPES = {
 }
 
 
-def of_recipes(tmp_path, shape, numbers, seeds=True, budget=1.0):
+def of_recipes(tmp_path, shape, numbers, seeds=True, budget=1.0, sd=0.0):
     """The verdict on a claim about the entropy of runs whose paper takes the best of three; `numbers`: run ->
-    its accuracy and its entropy, None for what was not measured."""
+    its accuracy and its entropy, None for what was not measured; `sd`: the accuracy's over trainings."""
     column = {"column": "entropy"} if shape == "maps" else {}
     path = paper(tmp_path, claims=[SPIKIER | column], seeds=seeds, **SHAPES[shape])
     (path.parent / "paper.yaml").write_text(f"title: A paper\nbest_of: {json.dumps(OF_THREE)}\n")
@@ -748,7 +748,8 @@ def of_recipes(tmp_path, shape, numbers, seeds=True, budget=1.0):
                 measured[run, measure] = measurement(
                     run, measure, reading(metric, value, 0.01, 100, of), **facts
                 )
-    rows = [(method, "entropy", "entropy", "absolute", "0.05", "9", "r") for method in "ab"]
+    spread = {("entropy", "entropy"): 0.05, ("recall", "accuracy"): sd}
+    rows = [(method, *of, "absolute", str(spread[of]), "9", "r") for method in "ab" for of in spread]
     spreads = Spreads([dict(zip(COLUMNS, row, strict=True)) for row in rows])
     [file, _] = judged_alone(
         read(path), measured, About("mini", spreads=spreads, budget=budget), tmp_path / "out"
@@ -794,6 +795,14 @@ def test_a_metric_without_a_best_is_judged_of_the_one_recipe_that_is_best(
 ):
     found = of_recipes(tmp_path, shape, numbers)
     assert found["verdict"] == verdict and says in f"{found['reason']};", found["reason"]
+
+
+@pytest.mark.parametrize(("sd", "verdict"), [(0.05, "reproduced"), (0.1, UNTESTED)])
+def test_a_recipe_is_no_better_than_another_within_what_trainings_differ_by(tmp_path, sd, verdict):
+    """0.2 apart: 2.6 errors of one training on either side, then 1.4."""
+    numbers = {"a": (0.3, 3.0), "a_2": (0.5, 1.0), "a_3": (0.3, 3.0), **OF_B}
+    found = of_recipes(tmp_path, "table", numbers, sd=sd)
+    assert (found["verdict"], UNKNOWN in f"{found['reason']};") == (verdict, verdict == UNTESTED), found
 
 
 @pytest.mark.parametrize("shape", SHAPES)

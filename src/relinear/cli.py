@@ -17,7 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Annotated, Any
 
-from relinear.machine.warm import INTERRUPTED
+from relinear.machine.warm import INTERRUPTED, signalled
 
 # Threads that wait for each other sleep soon. OpenMP (GNU's, in torch for Linux) reads this once, when torch
 # is imported. By default they keep their cores: beside other work two threads took four times the processor
@@ -28,7 +28,7 @@ if "OMP_WAIT_POLICY" not in os.environ:
 
 def without_traceback(kind: type[BaseException], error: BaseException, trace: Any) -> None:
     """Ctrl-C while the modules below are imported, which takes a second or more, is no fault of the code."""
-    if issubclass(kind, KeyboardInterrupt):
+    if signalled(error):
         print(INTERRUPTED, file=sys.stderr)
     else:
         sys.__excepthook__(kind, error, trace)
@@ -971,6 +971,9 @@ def main() -> None:
         )
         raise SystemExit(1) from None
     except Exception as error:
+        if status := signalled(error):
+            print(INTERRUPTED, file=sys.stderr)
+            raise SystemExit(status) from None
         if not (said := refusal(error)):
             raise
         print(f"error: {said}", file=sys.stderr)

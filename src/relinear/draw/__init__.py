@@ -30,8 +30,8 @@ class About(NamedTuple):
     measurement can fill -> why. `forms`: run -> what it is made of, as its records say; `planned`: the same
     of runs that were not measured, as the plan has it. `spreads`: how far trainings of a method are apart.
     `best`: run -> the run of its best recipe, where all that its paper has are measured; `alone`: those of
-    these runs whose other recipes are all worse by more than the error. `files`: an artefact's input that is
-    no measurement -> where it lies, if not where the spec says.
+    these runs whose other recipes are all worse by more than the errors of items and of training. `files`: an
+    artefact's input that is no measurement -> where it lies, if not where the spec says.
     """
 
     scale: str

@@ -1,11 +1,21 @@
 """The best of the recipes that a paper tried: which of them a run's numbers are of."""
 
 import math
+from typing import NamedTuple
 
 from relinear.draw import About, Measurements
+from relinear.draw.spreads import Of, Spreads, of_training
 from relinear.plan.claims import Spec
 from relinear.plan.names import split
-from relinear.plan.readings import Reading
+
+
+class Score(NamedTuple):
+    """A run's score in the metric that recipes are chosen by: its value, the error of its items, and the key
+    of its spread over trainings."""
+
+    value: float
+    stderr: float
+    of: Of | None
 
 
 def by_best_recipe(spec: Spec, measured: Measurements, about: About) -> tuple[Measurements, About]:
@@ -20,10 +30,12 @@ def by_best_recipe(spec: Spec, measured: Measurements, about: About) -> tuple[Me
     if of is None or about.budget < 1:
         return measured, about
 
-    def score(run: str) -> Reading | None:
+    def score(run: str) -> Score | None:
         found = measured.get((run, of.measure))
         reading = found and found.find(of.metric)
-        return reading if reading and reading.value is not None else None
+        if not found or not reading or reading.value is None:
+            return None
+        return Score(reading.value, reading.stderr or 0.0, of_training(found, reading))
 
     best: dict[str, str] = {}
     alone = set()
@@ -31,11 +43,12 @@ def by_best_recipe(spec: Spec, measured: Measurements, about: About) -> tuple[Me
         scores = {name: reading for name in (run, *others) if (reading := score(name))}
         if len(scores) <= len(others):
             continue
-        first = max(scores, key=lambda name: scores[name].value or 0.0)
+        first = max(scores, key=lambda name: scores[name].value)
         drawn = [measure for name, measure in spec.draws() if name == run]
         if drawn and all(measured.get((first, measure)) for measure in drawn):
             best[run] = first
-            if not any(_within_error(scores[first], scores[name]) for name in scores if name != first):
+            worse = [scores[name] for name in scores if name != first]
+            if not any(_within_error(scores[first], other, about.spreads) for other in worse):
                 alone.add(run)
     moved = {run: first for run, first in best.items() if first != run}
     found = {(run, measure): own for (run, measure), own in measured.items() if split(run)[0] not in moved}
@@ -46,7 +59,10 @@ def by_best_recipe(spec: Spec, measured: Measurements, about: About) -> tuple[Me
     return found, about._replace(best=best, alone=alone)
 
 
-def _within_error(best: Reading, other: Reading) -> bool:
-    """Whether two scores of one test are within two standard errors, as far as errors are known."""
-    error = math.hypot(best.stderr or 0.0, other.stderr or 0.0)
-    return (best.value or 0.0) - (other.value or 0.0) <= 2 * error
+def _within_error(best: Score, other: Score, spreads: Spreads) -> bool:
+    """Whether two scores are within two standard errors: of the items and of one training on either side."""
+    errors = [best.stderr, other.stderr]
+    for score in (best, other):
+        if score.of is not None and (spread := spreads.of((score.of,), score.value)):
+            errors.append(spread.sd)
+    return best.value - other.value <= 2 * math.hypot(*errors)

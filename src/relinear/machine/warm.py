@@ -281,11 +281,12 @@ def end(work: Callable, *given: object) -> None:
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
         if error.code is not None and not isinstance(error.code, int):
             print(error.code, file=sys.stderr)
-    except KeyboardInterrupt:  # of code that had not come to answer it
-        print(INTERRUPTED, file=sys.stderr)
-        code = 128 + signal.SIGINT
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
+    except BaseException as error:
+        if (status := signalled(error)) is None:  # else of code that had not come to answer it
+            sys.excepthook(*sys.exc_info())
+        else:
+            print(INTERRUPTED, file=sys.stderr)
+            code = status
     finally:
         with suppress(BaseException):
             threading._shutdown()
@@ -294,6 +295,21 @@ def end(work: Callable, *given: object) -> None:
             with suppress(Exception):
                 stream.flush()
         os._exit(code & 0xFF)
+
+
+def signalled(error: BaseException | None) -> int | None:
+    """The exit status of the Ctrl-C or SIGTERM that ended in this error; None where there was neither.
+
+    A signal may come anywhere, in the middle of an import too. What then handles it meets modules by halves
+    and fails in its own way: the error that comes out was raised while the signal's was handled.
+    """
+    while error is not None:
+        if isinstance(error, KeyboardInterrupt):
+            return 128 + signal.SIGINT
+        if isinstance(error, SystemExit) and isinstance(error.code, int) and error.code > 128:
+            return error.code
+        error = error.__context__
+    return None
 
 
 if __name__ == "__main__":

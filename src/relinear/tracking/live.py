@@ -14,6 +14,7 @@ from time import monotonic
 from time import time as seconds
 from typing import Any, Self
 
+from relinear.machine.warm import signalled
 from relinear.tracking import mirror, rows, store
 from relinear.tracking.store import Entry
 
@@ -182,9 +183,10 @@ class Tracker:
     def _store(self, operation: Callable[..., object], *arguments: object) -> None:
         """Run an operation on the store; do without the store from here on if it fails."""
         if not self._given_up:
+            errors = store.store_errors()  # imports mlflow: not while an interrupt of that import is handled
             try:
                 return operation(*arguments)
-            except store.store_errors() as error:
+            except errors as error:
                 self._give_up(error)
         self._buffer = []
 
@@ -218,5 +220,4 @@ def install_signal_handlers() -> None:
 def _status(error: BaseException | None) -> str:
     if error is None:
         return "FINISHED"
-    signalled = isinstance(error, SystemExit) and isinstance(error.code, int) and error.code > 128
-    return "KILLED" if signalled or isinstance(error, KeyboardInterrupt) else "FAILED"
+    return "KILLED" if signalled(error) else "FAILED"

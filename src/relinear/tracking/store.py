@@ -328,11 +328,12 @@ def access(uri: str) -> Iterator[None]:
         raise StoreError(
             "this verb needs mlflow, which is not installed; in a clone, `pip install '.[suite]'` brings it"
         )
+    errors = store_errors()
     try:
         yield
     except UserError:
         raise
-    except store_errors() as error:
+    except errors as error:
         raise StoreError(failure(uri, error)) from None
 
 
