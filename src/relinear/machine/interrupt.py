@@ -1,9 +1,60 @@
-"""Ctrl-C while Snakemake's jobs run: one line, in place of an error and a log for each job that it ended."""
+"""Ctrl-C: its exception comes where nothing can lose it (`patient`), and while Snakemake's jobs run it is one
+line, in place of an error and a log for each job that it ended (`OneLine`)."""
 
 import logging
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from types import FrameType, TracebackType
+
+from relinear.machine.warm import INTERRUPTED, signalled
 
 BEGINS = "Terminating processes on user request"  # Snakemake's own words
 SAID = "stopped; give the same command again, and it goes on from here"
+AGAIN = 0.02  # seconds, after which a signal that came in the middle of an import comes again
+Handler = Callable[[int, FrameType | None], object]
+
+
+def after_imports(answer: Handler) -> Handler:
+    """A handler of signals that calls `answer`, which may raise, once no import is under way.
+
+    What is raised in the middle of an import may be lost in a module that goes without what it cannot import,
+    or come out as another error, and leaves modules by halves.
+    """
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        if _importing(frame):
+            signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(number))
+            signal.setitimer(signal.ITIMER_REAL, AGAIN)
+        else:
+            answer(number, frame)
+
+    return handler
+
+
+def _importing(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            return True
+        frame = frame.f_back
+    return False
+
+
+def patient() -> None:
+    """Have Ctrl-C raise KeyboardInterrupt after an import that is under way, and be one line where it ends
+    this process. Where Ctrl-C is ignored, as in a shell's background job, it stays so."""
+    main = threading.current_thread() is threading.main_thread()
+    if main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, after_imports(signal.default_int_handler))
+    sys.excepthook = _without_traceback
+
+
+def _without_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    if signalled(error):
+        print(INTERRUPTED, file=sys.stderr)
+    else:
+        sys.__excepthook__(kind, error, trace)
 
 
 class OneLine(logging.Filter):

@@ -10,6 +10,13 @@ A fork ends with the script that asked for it. The process ends with its owner, 
 end, as by SIGTERM.
 """
 
+if __name__ == "__main__":
+    import _signal  # built in, and so at once: Ctrl-C during the imports below would be a traceback
+
+    if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
+        _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
+
+import functools
 import json
 import os
 import select
@@ -78,14 +85,9 @@ def ask(address: str, argv: list[str]) -> int:
             connection.connect(address)
             request = {"argv": argv, "cwd": os.getcwd(), "environment": dict(os.environ)}
             socket.send_fds(connection, [json.dumps(request).encode()], [0, 1, 2])
-            said = connection.recv(4096).decode()
+            pid = _taken(connection)
         except OSError as error:
             raise Unanswered(error.strerror) from None
-        if not said.isdigit():
-            raise Unanswered(said or "it has ended")
-        pid = int(said)
-        for number in FORWARDED:
-            signal.signal(number, lambda number, _: os.kill(pid, number))
         status = connection.recv(64)
     if status:
         return int(status)
@@ -96,6 +98,39 @@ def ask(address: str, argv: list[str]) -> int:
         file=sys.stderr,
     )
     return 1
+
+
+def _taken(connection: socket.socket) -> int:
+    """The fork's process, to which signals are forwarded from its first instant on; before there is one, they
+    do what they did. Raises Unanswered where there is none."""
+    pid, early, before = 0, [], {number: signal.getsignal(number) for number in FORWARDED}
+
+    def forward(number: int, frame: object) -> None:
+        if pid:
+            with suppress(ProcessLookupError):  # it has ended, and its status is on its way
+                os.kill(pid, number)
+        elif select.select([connection], [], [], 0)[0]:  # there is an answer, which is read below
+            early.append(number)
+        else:
+            signal.signal(number, before[number])
+            signal.raise_signal(number)
+
+    for number in FORWARDED:
+        signal.signal(number, forward)
+    connection.recv(1, socket.MSG_PEEK)
+    signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
+    said = connection.recv(4096).decode()
+    if said.isdigit():
+        pid = int(said)
+    else:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
+    for number in early:
+        os.kill(pid or os.getpid(), number)
+    if not pid:
+        raise Unanswered(said or "it has ended")
+    return pid
 
 
 def end_as(code: int) -> int:
@@ -109,6 +144,8 @@ def end_as(code: int) -> int:
 
 def main(argv: list[str]) -> int:
     """Do `python ARGV` in a fork, or, where none is to be had, become that Python."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if address := os.environ.get(ADDRESS):
         try:
             return end_as(ask(address, argv))
@@ -201,11 +238,11 @@ def _serve(
             with suppress(OSError):
                 connection.send(reason.encode())
         elif request and not (pid := os.fork()):  # without one, whoever asked was killed before
-            for open_file in (listener, connection, *(script for _, script in running.values())):
+            for open_file in (listener, *(script for _, script in running.values())):
                 open_file.close()
             for descriptor in (ends, *running):
                 os.close(descriptor)
-            end(become, json.loads(request), files, work)
+            end(become, json.loads(request), files, functools.partial(answer, connection, work))
         for file in files:
             os.close(file)
         if pid is None:
@@ -214,14 +251,13 @@ def _serve(
         running[over] = pid, connection
         waiting[over] = lambda: report(over)
         waiting[connection.fileno()] = lambda: kill(over)
-        with suppress(OSError):
-            connection.send(str(pid).encode())
 
     def kill(over: int) -> None:  # nobody waits for it any more
         pid, connection = running[over]
         del waiting[connection.fileno()]
-        with suppress(ProcessLookupError):
-            os.killpg(pid, signal.SIGKILL)
+        for end_it in (os.killpg, os.kill):  # a fork that has just begun leads no group yet
+            with suppress(ProcessLookupError):
+                end_it(pid, signal.SIGKILL)
 
     def report(over: int) -> None:
         pid, connection = running.pop(over)
@@ -246,6 +282,13 @@ def _serve(
             os.kill(pid, signal.SIGTERM)
     for pid, _ in running.values():
         os.waitpid(pid, 0)
+
+
+def answer(connection: socket.socket, work: Callable[[dict], object], request: dict) -> None:
+    """Tell the script of a fork that it can forward signals, and do the request."""
+    with connection, suppress(OSError):
+        connection.send(str(os.getpid()).encode())
+    work(request)
 
 
 def become(request: dict, files: list[int], work: Callable[[dict], object]) -> None:
