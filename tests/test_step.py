@@ -21,8 +21,11 @@ MORE = {
     "lizard rare": 1.6,
     "delta": 2.35,
 }
-# The map that divides by its largest feature, which only ablations have, decodes by the form of whole pieces.
-WITHOUT_STEP = [case for case in CASES if case[0] == "softmax" or case[1].get("feature") == "max_pm"]
+# The map that divides by its largest feature, which only ablations have, and kept tokens decode by the forms
+# of whole pieces: neither has a step of its own yet.
+WITHOUT_STEP = [
+    case for case in CASES if case[0] in ("softmax", "kept") or case[1].get("feature") == "max_pm"
+]
 over_methods = pytest.mark.parametrize("case", [c for c in CASES if c not in WITHOUT_STEP], ids=name)
 
 
