@@ -191,6 +191,33 @@ def test_ctrl_c_before_a_job_is_taken_is_one_line(served):
         server.send_signal(signal.SIGCONT)
 
 
+def test_a_fork_that_cannot_begin_is_no_process_to_signal(served):
+    """Its status is no number of a process: process group 1 is every process that one may kill."""
+    folder, _, _, _ = served
+    request = {"argv": ["-c", "pass"], "cwd": str(folder / "gone"), "environment": {}}
+    with (
+        open(os.devnull, "r+") as silent,
+        socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection,
+    ):
+        connection.connect(str(folder / "jobs"))
+        socket.send_fds(connection, [json.dumps(request).encode()], [silent.fileno()] * 3)
+        with pytest.raises(warm.warm.Unanswered, match="its fork ended at once, with status 1"):
+            warm.warm._taken(connection)
+
+
+def test_a_hangup_that_is_ignored_does_not_reach_the_fork(served):
+    """As below nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        job = served[3](WAITS)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    job.stdout.readline()
+    job.send_signal(signal.SIGHUP)
+    job.send_signal(signal.SIGTERM)
+    assert job.wait(ENOUGH) == 7
+
+
 def test_what_a_job_started_ends_with_its_script(served):
     job = served[3](
         "import subprocess, time; print(subprocess.Popen(['sleep', '600']).pid, flush=True); time.sleep(600)"

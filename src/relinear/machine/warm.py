@@ -107,8 +107,10 @@ def ask(address: str, argv: list[str]) -> int:
 
 def _taken(connection: socket.socket) -> int:
     """The fork's process, to which signals are forwarded from its first instant on; before there is one, they
-    do what they did. Raises Unanswered where there is none."""
+    do what they did. Raises Unanswered where there is none, or where it ended before it could do anything."""
     pid, early, before = 0, [], {number: signal.getsignal(number) for number in FORWARDED}
+    if before[signal.SIGHUP] is signal.SIG_IGN:  # as below nohup
+        del before[signal.SIGHUP]
 
     def forward(number: int, frame: object) -> None:
         if pid:
@@ -120,7 +122,7 @@ def _taken(connection: socket.socket) -> int:
             signal.signal(number, before[number])
             signal.raise_signal(number)
 
-    for number in FORWARDED:
+    for number in before:
         signal.signal(number, forward)
     connection.recv(1, socket.MSG_PEEK)
     signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
@@ -133,6 +135,8 @@ def _taken(connection: socket.socket) -> int:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
     for number in early:
         os.kill(pid or os.getpid(), number)
+    if said.startswith(("+", "-")):  # the status of a fork that had said nothing
+        said = f"its fork ended at once, with status {int(said)}"
     if not pid:
         raise Unanswered(said or "it has ended")
     return pid
@@ -268,7 +272,7 @@ def _serve(
         pid, connection = running.pop(over)
         status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         with suppress(OSError):
-            connection.send(str(status).encode())
+            connection.send(f"{status:+d}".encode())  # with a sign: digits alone are a process
         del waiting[over]
         waiting.pop(connection.fileno(), None)
         connection.close()
