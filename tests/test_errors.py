@@ -848,6 +848,19 @@ def test_what_has_a_time_in_the_future_gets_that_of_now(tmp_path):
     assert list(from_the_future(tmp_path / "smoke")) == []
 
 
+def test_a_folder_that_a_step_takes_away_while_times_are_compared_is_no_error(tmp_path, monkeypatch):
+    gone, scandir = tmp_path / "smoke/runs/lizard", os.scandir
+    gone.mkdir(parents=True)
+
+    def late(path="."):
+        if path == str(gone) or path == gone:
+            gone.rmdir()
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", late)
+    assert list(from_the_future(tmp_path / "smoke")) == [] and not gone.exists()
+
+
 def test_choices_are_those_of_the_plan():
     given = {field.name for field in dataclasses.fields(Plan) if field.init}
     assert set(plan.CHOICES) == given - {"results", "workflow"}

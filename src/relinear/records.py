@@ -3,6 +3,7 @@ files by sha256."""
 
 import errno
 import functools
+import glob
 import hashlib
 import json
 import os
@@ -227,7 +228,12 @@ def from_the_future(root: Path, specs: Iterable[Path] = ()) -> Iterator[str]:
     """Give what rules compare the times of, records and drawings of a scale and specs, the time of now where
     a file has one in the future; a line where there are any."""
     now, found = time.time(), 0
-    made = (path for place in ("*/*", "*/*/*.json", "runs/*/*/*.json") for path in root.glob(place))
+    # unlike Path.glob, this goes on where another process takes a folder away meanwhile
+    made = (
+        root / name
+        for place in ("*/*", "*/*/*.json", "runs/*/*/*.json")
+        for name in glob.iglob(place, root_dir=root, include_hidden=True)
+    )
     for path in {*made, *root.parent.glob("*table2.*"), *specs}:
         with suppress(FileNotFoundError):
             if path.stat().st_mtime > now + AHEAD and path.is_file():
