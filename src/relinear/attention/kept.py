@@ -15,7 +15,7 @@ back. Whole texts are therefore read in parallel: the choice is made chunk by ch
 time linear in the text, and what is kept has gradients as any key and value.
 
 `choose: random`, the control: a score is a hash of the position and the key head, so that the kept tokens are
-an even sample of all that have left.
+as if drawn by chance from all that have left, for each key head others.
 
 H2O (Zhang et al., 2306.14048) sums attention for as long as a token is held, over what is held, which can
 only be done a token at a time. Scores are held in float32 and counted with 4 bytes.
@@ -63,9 +63,11 @@ class State(NamedTuple):
 
 
 def drawn(at: Int[Tensor, "B T"], groups: int) -> Float[Tensor, "B T G"]:
-    """A hash in [0, 1) of each place and key head, exact in float32 (Knuth's multiplicative one)."""
-    heads = torch.arange(groups, device=at.device)
-    return ((at[..., None] + 7919 * heads) * 2654435761 % 2**24) / 2.0**24
+    """A hash in [0, 1) of each place and key head: its 24 highest bits of 32, exact in float32."""
+    x = at[..., None] * groups + torch.arange(groups, device=at.device)
+    for shift in (16, 15, 16):  # what neighbours share goes into all bits; products are below 2^63
+        x = ((x ^ (x >> shift)) * 0x7FEB352D) % 2**32
+    return (x >> 8) / 2.0**24
 
 
 def alive(held: Float[Tensor, "B G P"], leaving: Float[Tensor, "B G C"]) -> Bool[Tensor, "B G C+1 P+C"]:
