@@ -1,8 +1,8 @@
 """Which tokens must be kept to answer? What rules of choice keep of a text, scored by the untrained teacher.
 
-Each rule holds the bytes of 256 keys and values in every layer. All but the first two hold half of
-them as a window with its sinks, and choose what they keep of the tokens that have left it, each key head for
-itself; a token that was dropped is gone:
+Each rule but `all` holds the bytes of so many keys and values (`holds`) in every layer. Those below `sinks`
+hold half of them as a window with its sinks, and choose what they keep of the tokens that have left it, each
+key head for itself; a token that was dropped is gone:
 
     all         softmax attention, the teacher itself: no bound
     window      the last positions
