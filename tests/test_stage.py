@@ -12,7 +12,7 @@ from conftest import ROOT, wait
 from filelock import FileLock
 from safetensors.torch import save_file
 
-from relinear import stage
+from relinear import records, stage
 from relinear.errors import UserError
 from relinear.files import sha256
 from relinear.plan.forms import contents
@@ -716,6 +716,19 @@ def test_rules_are_told_of_broken_records_alone(results):
     assert (results.folder(MODEL) / "run.json").is_file()
     assert len(results.run(TEXT)) == len(results.run(ACTIVATIONS)) == 1
     assert list(set_aside(results.plan.root)) == []
+
+
+def test_a_folder_that_a_step_takes_away_while_rules_look_at_it_is_not_broken(results, monkeypatch):
+    results.run(TEXT)
+    gone = results.folder(TEXT)
+
+    def late(path):
+        if path.is_relative_to(gone):
+            shutil.rmtree(gone)
+        return sha256(path)
+
+    monkeypatch.setattr(records, "sha256", late)
+    assert list(set_aside(results.plan.root)) == [] and not gone.exists()
 
 
 def test_files_of_ones_own_in_a_clone_are_no_change_of_the_code():

@@ -216,9 +216,9 @@ def set_aside(root: Path) -> Iterator[str]:
     for folder in store.nodes(root):
         try:
             whole(folder)
-        except BrokenError:
+        except (BrokenError, FileNotFoundError):
             try:
-                whole(folder)  # read again: a step may just have moved its folder in
+                whole(folder)  # read again: a step may just have moved its folder in, or its old one away
             except BrokenError as error:
                 put_aside(folder)
                 yield f"{error}; its step runs again"
