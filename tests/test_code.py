@@ -47,6 +47,7 @@ GIVEN = {"relinear.plan.job", "relinear.plan.readings", "relinear.plan.sane", "r
 # Shared files -> the metrics that use them. They are no metrics, but for `needle`, by which the plane scores
 # its answers.
 SHARED = {
+    "kv_recall": {"kept"},  # asks the same pairs
     "_harness": {"lm_eval"},
     "_documents": {"agreement", "perplexity_by_position"},
     "_limit": {
@@ -556,7 +557,7 @@ IMPLEMENTATIONS = {
     "projection_triton": {"linear_attention", "gated_linear_attention", "hybrid_attention"},
     "decode_step_triton": FOUR,
     "decode_step": set(),  # no training calls it
-    "decode_step_reference": FOUR,
+    "decode_step_reference": {*FOUR, "gated_delta"},
     "dispatch": TRAINED,
     "triton_common": TRAINED,
     "token_cross_entropy_triton": {"token_cross_entropy", "linear_cross_entropy"},
@@ -575,7 +576,7 @@ DEFINITIONS = {
     "gated_delta": (
         "CHUNK = 64",
         "CHUNK = 32",
-        {x for x in TRAININGS if x[1] == "delta"},
+        {x for x in TRAININGS if x[1] in ("delta", "kept")},
     ),
     "scaled_sum": (
         "wide[:, None] * y",

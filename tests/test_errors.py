@@ -28,7 +28,7 @@ from relinear.plan.strict import WORKFLOW, ConfigError
 from relinear.plan.targets import check_target, explain_target
 from relinear.records import from_the_future
 
-METHODS = "hedgehog, lizard, lolcats, softmax, supra, t2r"
+METHODS = "hedgehog, kept, lizard, lolcats, softmax, supra, t2r"
 
 
 def put(name: str, change):

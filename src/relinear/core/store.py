@@ -125,8 +125,9 @@ def exists(path: Path) -> bool:
 
 
 def nodes(root: Path) -> list[Path]:
-    """The folders of all finished nodes of a campaign's results, those of its store among them."""
-    found = {path.parent for pattern in ("*/*", "runs/*/*") for path in root.glob(f"{pattern}/{RECORD}")}
+    """The folders of all finished nodes of a campaign's results, those of its store among them. Folders whose
+    names begin with a dot hold none."""
+    found = {path.parent for kind in ("[!.]*/*", "runs/*/*") for path in root.glob(f"{kind}/{RECORD}")}
     return sorted(
         found | ({root / name for name in opened(root).rows} if (root / NODES).is_file() else set())
     )
