@@ -51,6 +51,7 @@ SHARED = {
     "_harness": {"lm_eval"},
     "_documents": {"agreement", "perplexity_by_position"},
     "_limit": {
+        "kept",
         "agreement",
         "perplexity_by_position",
         "needle",
@@ -65,6 +66,7 @@ SHARED = {
     },
     "_attention": {"entropy", "head_maps", "matrix_similarity", "gate_stats"},
     "_answering": {
+        "kept",
         "needle",
         "needle_plane",
         "passkey_example",
@@ -78,6 +80,7 @@ SHARED = {
         "rouge",
     },
     "_logits": {
+        "kept",
         "agreement",
         "perplexity_by_position",
         "lm_eval",
