@@ -1,12 +1,23 @@
 """Tokens that are kept behind a window: the method's choice, and the rules of the measure `kept`."""
 
+import json
+
+import numpy as np
+import pytest
 import torch
 from test_laws import HEADS, close, one_layer, repeated
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from relinear.attention import load, options
 from relinear.attention._base import Heads, Inputs, softmax_output, softmax_weights
 from relinear.attention.kept import drawn
+from relinear.errors import UserError
+from relinear.families.bert import byte_tokenizer
+from relinear.get.needles import Cutter
+from relinear.get.whole import ABOUT, ENDS, TOKENS, Whole
 from relinear.measure import kept
+from relinear.plan.job import Job
+from relinear.plan.strict import ConfigError, parse
 from relinear_kernels.gated_delta_reference import delta_state
 
 LENGTH = 90
@@ -130,3 +141,40 @@ def test_no_rule_holds_more_than_its_bytes():
         size += 4 * SMOLLM2.groups * scored.get(rule, holds.kept * (rule == "merged"))
         size += 2 * SMOLLM2.groups * SMOLLM2.dim**2 * (rule == "surprise")
         assert 256 * position - 2 * position < size <= 256 * position, rule
+
+
+# --- what cannot be measured ---
+
+GIVEN = {"read": "between", "prompts": 2, "documents": 2, "positions": (64, 80), "holds": 64, "gap": 100}
+JOB = Job("teacher/kept", {"seed": 0}, {}, None, None)
+
+
+@pytest.fixture
+def novels(tmp_path):
+    """Two documents of 90 tokens."""
+    about = [{"source": name, "sha256": name} for name in ("one", "two")]
+    (tmp_path / ABOUT).write_text(json.dumps({"separator": [0], "documents": about}))
+    np.save(tmp_path / TOKENS, np.arange(180) % 50)
+    np.save(tmp_path / ENDS, np.array([90, 180]))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("given", "said"), [({"pairs": 10_000}, "pairs.*got 10000"), ({"gap": 63}, "beyond the 64.*a gap of 63")]
+)
+def test_options_that_ask_for_nothing_are_refused(given, said):
+    with pytest.raises(ConfigError, match=said):
+        parse(kept.Options, GIVEN | given, "kept")
+
+
+def test_bytes_that_hold_no_token_beside_a_state_are_refused_before_any_work(novels):
+    options = kept.Options(**GIVEN | {"read": "documents"})
+    shape = dict(vocab_size=64, hidden_size=64, intermediate_size=8, num_hidden_layers=1, head_dim=64)
+    model = LlamaForCausalLM(LlamaConfig(**shape, num_attention_heads=1, num_key_value_heads=1))
+    with pytest.raises(UserError, match="64 positions hold no token .* possible: holds of 67 or more"):
+        next(kept.measure(model, novels, options, JOB))
+
+
+def test_a_document_that_does_not_fill_the_gap_is_named(novels):
+    with pytest.raises(UserError, match=r"document 0 \(one\) has 90 tokens; a gap of 100"):
+        kept.asked(Cutter(byte_tokenizer()), Whole(novels), kept.Options(**GIVEN), JOB)

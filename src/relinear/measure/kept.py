@@ -36,9 +36,11 @@ from transformers import PreTrainedModel
 
 from relinear import linearize
 from relinear.attention._base import Attention, Heads, Inputs, softmax_weights
+from relinear.errors import UserError
 from relinear.folders import tokenizer_of
 from relinear.get.needles import Cutter
 from relinear.get.whole import Whole
+from relinear.get.words import KEYS
 from relinear.linearize.model import Linearized
 from relinear.linearize.transfer import layer_inputs, record
 from relinear.measure import kv_recall
@@ -77,7 +79,7 @@ class Options(Strict):
     read: Literal["documents", "sentences", "between"]
     holds: Annotated[int, Field(ge=64)] = 256
     prompts: Annotated[int, Field(ge=2)]
-    pairs: Annotated[int, Field(ge=2)] = 16
+    pairs: Annotated[int, Field(ge=2, le=len(KEYS))] = 16
     gap: Positive = 256
     documents: Annotated[int, Field(ge=2)]
     positions: tuple[Positive, Positive]
@@ -91,6 +93,10 @@ class Options(Strict):
             raise ValueError(
                 f"positions begin beyond the {self.holds} that every rule holds, and end later; got"
                 f" {first}, {last}"
+            )
+        if self.read != "documents" and self.gap < self.holds:
+            raise ValueError(
+                f"the list lies beyond the {self.holds} that every rule holds; got a gap of {self.gap}"
             )
         return self
 
@@ -266,7 +272,8 @@ def measure(model: PreTrainedModel, data: Path, options: Options, job: Job) -> I
     scored; over all layers, and of each {layer}. Merged means are none of the tokens: `far` is not defined.
     `tokens`: what a layer keeps beside window and sinks. Errors are over prompts and over documents.
 
-    Writes `items.jsonl`.
+    Writes `items.jsonl`. Raises UserError for bytes that hold no token beside a delta rule's state, and for a
+    document that is no longer than the gap.
     """
     texts, (first, last) = Whole(data), options.positions
     if options.read == "documents":
@@ -277,6 +284,12 @@ def measure(model: PreTrainedModel, data: Path, options: Options, job: Job) -> I
         looked = [(torch.tensor(x.tokens[: -x.answer]), slice(-1, None)) for x in prompts]
     model = linearize(model.float(), "softmax").eval()
     layers, items = model.attention_layers(), []
+    heads = layers[0].method.heads
+    if budget("surprise", options.holds, heads).kept < 1:
+        raise UserError(
+            f"{job.name}: the bytes of {options.holds} positions hold no token beside a window and the state"
+            f" of a delta rule of heads of {heads.dim}; possible: holds of {heads.dim + 3} or more"
+        )
     softmax = [layer.method for layer in layers]
     for rule in tqdm(RULES, desc=job.name, unit="rule"):
         at = {"rule": rule}
@@ -310,6 +323,11 @@ def asked(cutter: Cutter, texts: Whole, options: Options, job: Job) -> list[Aske
         if options.read == "between":
             end = next(at for at, (a, b) in enumerate(zip(bare.prompt, x.prompt, strict=False)) if a != b)
             own = i % len(texts)
+            if texts.length(own) <= options.gap:
+                raise UserError(
+                    f"{job.name}: document {own} ({texts.sources[own]}) has {texts.length(own)} tokens; a gap"
+                    f" of {options.gap} asked for, possible: fewer than it has"
+                )
             first = texts.ends[own] - texts.length(own)
             first += random.Random(i).randrange(texts.length(own) - options.gap)
             between = texts.tokens[first : first + options.gap].tolist()
