@@ -10,7 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from relinear.attention import load, options
 from relinear.attention._base import Heads, Inputs, softmax_output, softmax_weights
-from relinear.attention.kept import drawn
+from relinear.attention.kept import drawn, visible
 from relinear.errors import UserError
 from relinear.families.bert import byte_tokenizer
 from relinear.get.needles import Cutter
@@ -77,13 +77,19 @@ def test_a_piece_of_a_text_keeps_what_the_whole_keeps():
 
 
 def test_both_choices_of_the_measure_agree_where_a_worth_does_not_change():
-    score = torch.rand(2, 2, LENGTH)
-    holds = kept.Budget(10, 4, 12)
-    seen = kept.kept_by_score(score, holds)
-    assert torch.equal(
-        seen, kept.kept_by_worth(score[:, :, None].expand(2, 2, LENGTH, LENGTH).contiguous(), holds)
-    )
+    score, holds = torch.rand(2, 2, LENGTH), kept.Budget(10, 4, 12)
+    seen = kept.kept_by_worth(score[:, :, None].expand(2, 2, LENGTH, LENGTH).contiguous(), holds)
+    score[..., :4] = torch.inf
+    assert torch.equal(seen, visible(score, 10, 4 + 12))
     assert seen.sum(-1).max() == 10 + 4 + 12
+
+
+def test_a_rule_of_the_measure_that_is_a_method_is_that_method():
+    x, holds = inputs(), kept.Budget(16, 2, 10)
+    method = load("kept")(HEADS, options("kept", {"window": 16, "sinks": 2, "kept": 10}))
+    seen = kept.seen_by("received", x, HEADS, holds).repeat_interleave(HEADS.group, 1)
+    assert torch.equal(seen, method.attention_weights(x) > 0)
+    close(kept.attend(x, HEADS, seen[:, :: HEADS.group]), method(x)[0].float())
 
 
 def test_rules_that_hold_a_whole_text_are_softmax_attention():

@@ -29,7 +29,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from relinear.attention import _base
-from relinear.attention._base import Attention, Inputs, wide
+from relinear.attention._base import Attention, Heads, Inputs, wide
 from relinear_kernels.gated_delta_reference import DeltaState
 from relinear_kernels.sliding_window_attention_reference import (
     sliding_window_weights,
@@ -85,6 +85,25 @@ def alive(held: Float[Tensor, "B G P"], leaving: Float[Tensor, "B G C"]) -> Bool
     rank = above[..., :places, :].sum(-2)[..., None, :] + since
     left = at - places < torch.arange(steps + 1, device=held.device)[:, None]
     return (rank < places) & left & (scores > -torch.inf)[..., None, :]
+
+
+def received(inputs: Inputs, heads: Heads, window: int, sinks: int) -> Float[Tensor, "B G T"]:
+    """The scores s_j of whole texts, from the definition: all weights at once."""
+    at = torch.arange(inputs.q.shape[1], device=inputs.q.device)
+    given = {"window": window, "meta": sinks, "scale": heads.scale, "key_mask": inputs.key_mask}
+    weights = sliding_window_weights(*inputs.rotated(), **given) * (at[:, None] - at < window)
+    sums = weights.unflatten(1, (heads.groups, -1)).sum((2, 3))
+    return sums * wide(inputs.v).norm(dim=-1).transpose(1, 2)
+
+
+def visible(scores: Float[Tensor, "B G T"], window: int, places: int) -> Bool[Tensor, "B G T T"]:
+    """Which keys each query of whole texts sees: its window, and of those that have left it the ones with
+    the largest scores, of equals the earlier, as many as there are places. A score of inf is of a sink, and
+    one of -inf of no token."""
+    at = torch.arange(scores.shape[-1], device=scores.device)
+    back, nothing = at[:, None] - at, scores.new_full((*scores.shape[:-1], places), -torch.inf)
+    kept = alive(nothing, scores)[..., (at - window + 1).clamp(min=0), places:]
+    return (((back >= 0) & (back < window)) | kept) & (scores > -torch.inf)[..., None, :]
 
 
 class Method(Attention):
@@ -220,29 +239,18 @@ class Method(Attention):
         return y[:, :length]
 
     def attention_weights(self, inputs: Inputs) -> Float[Tensor, "B H T T"]:
-        """The T x T weights, row = query, from the definition: all scores at once, and each token's rank
-        among those that have left before each query."""
-        q, k = inputs.rotated()
-        (batch, length), window, groups = q.shape[:2], self.options.window, self.heads.groups
-        given = {"scale": self.heads.scale, "key_mask": inputs.key_mask}
-        at = torch.arange(length, device=q.device)
-        if self.options.choose == "random":
-            place = at[None] if inputs.key_mask is None else inputs.key_mask.cumsum(1) - 1
-            score = drawn(place, groups).transpose(1, 2).expand(batch, -1, -1)
+        """The T x T weights, row = query, from the definition: all scores at once."""
+        q, k = (wide(x) for x in inputs.rotated())
+        (batch, length), options, heads = q.shape[:2], self.options, self.heads
+        real = inputs.key_mask
+        if real is None:
+            real = torch.ones(batch, length, dtype=torch.bool, device=q.device)
+        if options.choose == "random":
+            scores = drawn(real.cumsum(1) - 1, heads.groups).transpose(1, 2)
         else:
-            inside = at[:, None] - at < window
-            score = sliding_window_weights(q, k, window=window, meta=self.options.sinks, **given) * inside
-            score = score.unflatten(1, (groups, -1)).sum((2, 3)) * wide(inputs.v).norm(dim=-1).transpose(1, 2)
-        real = torch.ones(batch, length, dtype=torch.bool, device=q.device)
-        real = (real if inputs.key_mask is None else inputs.key_mask)[:, None]
-        score = score.masked_fill(real & (real.cumsum(-1) <= self.options.sinks), torch.inf)
-        score = score.masked_fill(~real, -torch.inf)
-        own, other = score[..., None, :], score[..., :, None]
-        above = (other > own) | ((other == own) & (at[:, None] < at))
-        left = at[:, None] - at >= window  # [query, token]
-        rank = torch.einsum("qo,bgoj->bgqj", left.double(), above.double())
-        back = at[:, None] - at
-        seen = (((back >= 0) & (back < window)) | (left & (rank < self.places))) & real[:, :, None]
-        scores = torch.einsum("bthd,bihd->bhti", wide(q), wide(k).repeat_interleave(self.heads.group, 2))
-        seen = seen.repeat_interleave(self.heads.group, 1)
-        return (scores * self.heads.scale).masked_fill(~seen, -torch.inf).softmax(-1).nan_to_num(0.0)
+            scores = received(inputs, heads, options.window, options.sinks)
+        sinks = real & (real.cumsum(1) <= options.sinks)
+        scores = scores.masked_fill(sinks[:, None], torch.inf).masked_fill(~real[:, None], -torch.inf)
+        sees = visible(scores, options.window, self.places).repeat_interleave(heads.group, 1)
+        weights = torch.einsum("bthd,bihd->bhti", q * heads.scale, k.repeat_interleave(heads.group, 2))
+        return weights.masked_fill(~sees, -torch.inf).softmax(-1).nan_to_num(0.0)

@@ -36,6 +36,7 @@ from transformers import PreTrainedModel
 
 from relinear import linearize
 from relinear.attention._base import Attention, Heads, Inputs, softmax_weights
+from relinear.attention.kept import received, visible
 from relinear.errors import UserError
 from relinear.folders import tokenizer_of
 from relinear.get.needles import Cutter
@@ -48,7 +49,6 @@ from relinear.measure._answering import mean_of, share_of
 from relinear.plan.job import Job
 from relinear.plan.readings import Reading
 from relinear.plan.strict import Positive, Strict
-from relinear_kernels.sliding_window_attention_reference import sliding_window_weights
 
 NEEDS = ("next_token", "documents")
 YIELDS = ("exact_match", "nats", "perplexity", "far", "error", "tokens")
@@ -135,27 +135,10 @@ def near(length: int, window: int, sinks: int) -> Bool[Tensor, "T T"]:
     return (back >= 0) & ((back < window) | (at < sinks))
 
 
-def kept_by_score(score: Float[Tensor, "B G T"], holds: Budget) -> Bool[Tensor, "B G T T"]:
-    """Which keys each query sees, of those that have left the window the ones with the largest scores; of
-    equals the earlier one."""
-    length, at = score.shape[-1], torch.arange(score.shape[-1])
-    score = score.masked_fill(at < holds.sinks, -torch.inf)
-    before = at[:, None] < at
-    above = (score[..., :, None] > score[..., None, :]) | (
-        (score[..., :, None] == score[..., None, :]) & before
-    )
-    seen = near(length, holds.window, holds.sinks).expand(*score.shape, length).clone()
-    if length > holds.window:
-        last = length - holds.window  # at query t the tokens up to t - window have left
-        rank = above.int().cumsum(-2)[..., :last, :]
-        left = (at <= at[:last, None]) & (at >= holds.sinks)
-        seen[..., holds.window :, :] |= left & (rank < holds.kept)
-    return seen
-
-
 def kept_by_worth(worth: Float[Tensor, "B G T T"], holds: Budget) -> Bool[Tensor, "B G T T"]:
-    """The same, where what a token (column) is worth changes with the query (row): at each query the kept
-    token that is worth least gives way to the one that leaves the window, or that one goes."""
+    """Which keys each query sees where what a token (column) is worth changes with the query (row): at each
+    query the kept token that is worth least gives way to the one that leaves the window, or that one
+    goes."""
     length, flat = worth.shape[-1], worth.flatten(0, 1)
     seen = near(length, holds.window, holds.sinks).expand(len(flat), length, length).clone()
     held = torch.zeros(len(flat), 0, dtype=torch.long)
@@ -191,15 +174,13 @@ def seen_by(rule: str, inputs: Inputs, heads: Heads, holds: Budget) -> Bool[Tens
     if rule == "random":
         score = torch.rand(shape, generator=torch.Generator().manual_seed(0))
     elif rule == "received":
-        given = {"window": holds.window, "meta": holds.sinks, "scale": heads.scale}
-        near_by = sliding_window_weights(*inputs.rotated(), **given) * near(shape[2], holds.window, 0)
-        score = near_by.unflatten(1, (heads.groups, -1)).sum((2, 3))
-        score = score * inputs.v.float().norm(dim=-1).transpose(1, 2)
+        score = received(inputs, heads, holds.window, holds.sinks)
     elif rule == "small_keys":
         score = -inputs.k.float().norm(dim=-1).transpose(1, 2)
     else:
         score = residual(inputs.k, inputs.v)
-    return kept_by_score(score, holds)
+    score[..., : holds.sinks] = torch.inf
+    return visible(score, holds.window, holds.sinks + holds.kept)
 
 
 def attend(inputs: Inputs, heads: Heads, seen: Bool[Tensor, "B G T T"]) -> Float[Tensor, "B T H D"]:
