@@ -166,7 +166,12 @@ def novels(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("given", "said"), [({"pairs": 10_000}, "pairs.*got 10000"), ({"gap": 63}, "beyond the 64.*a gap of 63")]
+    ("given", "said"),
+    [
+        ({"pairs": 10_000}, "pairs.*got 10000"),
+        ({"gap": 63}, "beyond the 64.*a gap of 63"),
+        ({"positions": (64, 68)}, "beyond 68.*got 64, 68"),
+    ],
 )
 def test_options_that_ask_for_nothing_are_refused(given, said):
     with pytest.raises(ConfigError, match=said):

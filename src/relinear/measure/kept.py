@@ -89,10 +89,11 @@ class Options(Strict):
     @model_validator(mode="after")
     def _beyond(self) -> Self:
         first, last = self.positions
-        if not self.holds <= first < last:
+        beyond = self.holds + SINKS
+        if not (self.holds <= first < last and last > beyond):
             raise ValueError(
-                f"positions begin beyond the {self.holds} that every rule holds, and end later; got"
-                f" {first}, {last}"
+                f"positions begin beyond the {self.holds} that every rule holds, and end later, beyond"
+                f" {beyond}, since sinks are left out; got {first}, {last}"
             )
         if self.read != "documents" and self.gap < self.holds:
             raise ValueError(
