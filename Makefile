@@ -22,8 +22,9 @@ WORKERS := -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 # What an import compiles when it comes, if at all.
 UNCOMPILED := /tests/|/torch/testing/|/transformers/models/
 
-# Before a command that says nothing for minutes: a line every 15 seconds, until the recipe's shell ends.
-TELL = while sleep 15 > /dev/null 2>&1; do echo "relinear: still at it"; done & telling=$$!; trap 'kill $$telling' EXIT;
+# Before a command that says nothing for minutes: a line every 15 seconds, until the recipe's shell ends. A shell that
+# a signal ends runs no trap, so the loop looks for it.
+TELL = while sleep 15 > /dev/null 2>&1 && kill -0 $$$$ 2> /dev/null; do echo "relinear: still at it"; done & telling=$$!; trap 'kill $$telling' EXIT;
 
 .PHONY: help table2 test faults lint docs ui setup lock clean
 

@@ -61,6 +61,6 @@ def _run(page: Path | str, seconds: int, size: tuple[int, int], what: str) -> st
             what,
             address,
         ]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout

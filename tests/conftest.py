@@ -6,13 +6,16 @@ import importlib
 import json
 import os
 import pickle
+import random
 import re
 import shutil
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
 import time
+import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
@@ -267,6 +270,27 @@ class Clone(NamedTuple):
 def append(clone, path: str, text: str) -> None:
     with (clone / path).open("a") as file:
         file.write(text)
+
+
+def free_port() -> int:
+    """A port for a server that is started next, below those that the system gives to connections: another
+    test's connection may take one of these before the server does."""
+    while True:
+        port = random.SystemRandom().randrange(20000, 32768)
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+
+
+def wait_for_server(process: subprocess.Popen, port: int, log: Path) -> None:
+    """Wait until MLflow, which prints to `log`, answers on loopback. Fails with the log where it ends."""
+
+    def answers() -> bool:
+        assert process.poll() is None, log.read_text()
+        with suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=30):
+            return True
+        return False
+
+    wait(answers, f"a server, whose log is {log}")
 
 
 def wait(true, what: str, seconds: float = 600) -> None:

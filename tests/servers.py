@@ -15,12 +15,13 @@ from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+from conftest import free_port, wait_for_server
+
 
 @contextmanager
 def mlflow_server(folder: Path, python: str = sys.executable) -> Iterator[str]:
     """The address of a real `mlflow server` on loopback, which keeps what it has in this folder."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    port = free_port()
     store = [
         "--backend-store-uri",
         f"sqlite:///{folder / 'mlflow.db'}",
@@ -43,13 +44,8 @@ def mlflow_server(folder: Path, python: str = sys.executable) -> Iterator[str]:
     with (folder / "log").open("w") as log:
         process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log, start_new_session=True)
     try:
-        address, end = f"http://127.0.0.1:{port}", time.monotonic() + 120
-        while True:
-            with suppress(OSError), urllib.request.urlopen(f"{address}/health", timeout=5):
-                break
-            assert process.poll() is None and time.monotonic() < end, (folder / "log").read_text()
-            time.sleep(0.2)
-        yield address
+        wait_for_server(process, port, folder / "log")
+        yield f"http://127.0.0.1:{port}"
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGTERM)

@@ -5,11 +5,8 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
-import time
-import urllib.request
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -17,7 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 from browser import chromium, open_page
-from conftest import ROOT
+from conftest import ROOT, free_port, wait_for_server
 
 from relinear.core import store
 from relinear.draw.beside import PROVENANCE
@@ -49,20 +46,14 @@ def ui(tmp_path_factory) -> Iterator[dict[str, str]]:
         k: v for k, v in os.environ.items() if k not in ("MLFLOW_TRACKING_URI", "DISPLAY", "WAYLAND_DISPLAY")
     }
     subprocess.run([*relinear, "import", "theirs"], cwd=folder, env=environment, check=True)
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    port = free_port()
     with (folder / "log").open("w") as log:
         command = [*relinear, "ui", "--port", str(port)]
         process = subprocess.Popen(
             command, cwd=folder, env=environment, stdout=log, stderr=log, start_new_session=True
         )
     try:
-        end = time.monotonic() + 120
-        while True:
-            with suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5):
-                break
-            assert process.poll() is None and time.monotonic() < end, (folder / "log").read_text()
-            time.sleep(0.2)
+        wait_for_server(process, port, folder / "log")
         printed = (folder / "log").read_text()
         compared, runs = re.search(
             r"^relinear-smollm2-reference: (\S+)\n  all its runs, as a list: (\S+)$", printed, re.M

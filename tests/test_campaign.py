@@ -126,11 +126,11 @@ def test_a_users_mistake_is_one_line(monkeypatch, tmp_path, name, words, says):
 
 
 OPTIONS = {
-    "generation": "--out --seconds --runs --check",
+    "generation": "--out --seconds --runs",
     "training": "--out --gpus --shape --runs --length --seconds --dtype --device",
     "decoding": "--out --tokens --jobs",
     "parity": "--text --out --length --new-tokens --threads",
-    "kernels": "--out --seconds --only --provider --missing --commit --note --ratios-only",
+    "kernels": "--out --seconds --only --missing",
 }
 
 

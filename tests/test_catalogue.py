@@ -251,7 +251,7 @@ def test_a_run_that_names_no_method_goes_on_with_the_one_it_comes_after(planned)
     for name in ("more", "most"):
         assert (plan.runs[name].method, plan.runs[name].options) == ("lolcats", {"window": 32})
         assert [link.method for link in plan.chain(name)] == ["lolcats"]
-        assert "relinear.attention.lolcats" in plan.modules(Node("finetune", name))
+        assert "relinear.attention.lolcats" in plan.work(Node("finetune", name)).modules
 
 
 @pytest.mark.parametrize("ending", ["-seed3", "@mistral-7b", "@mistral-7b-seed3"])

@@ -47,9 +47,11 @@ GIVEN = {"relinear.plan.job", "relinear.plan.readings", "relinear.plan.sane", "r
 # Shared files -> the metrics that use them. They are no metrics, but for `needle`, by which the plane scores
 # its answers.
 SHARED = {
+    "kv_recall": {"kept"},  # asks the same pairs
     "_harness": {"lm_eval"},
     "_documents": {"agreement", "perplexity_by_position"},
     "_limit": {
+        "kept",
         "agreement",
         "perplexity_by_position",
         "needle",
@@ -64,6 +66,7 @@ SHARED = {
     },
     "_attention": {"entropy", "head_maps", "matrix_similarity", "gate_stats"},
     "_answering": {
+        "kept",
         "needle",
         "needle_plane",
         "passkey_example",
@@ -77,6 +80,7 @@ SHARED = {
         "rouge",
     },
     "_logits": {
+        "kept",
         "agreement",
         "perplexity_by_position",
         "lm_eval",
@@ -106,7 +110,10 @@ AROUND = ("stage", "status", "cli", "plan", "stages", "draw", "tracking", "share
 @pytest.mark.parametrize("node", KINDS.values(), ids=str)
 def test_what_schedules_obtains_and_draws_belongs_to_no_result(node):
     around = tuple(f"relinear.{name}." for name in AROUND)
-    assert {m for m in closure(PLAN.modules(node)) if f"{m}.".startswith(around)} <= {*GIVEN, "relinear.plan"}
+    assert {m for m in closure(PLAN.work(node).modules) if f"{m}.".startswith(around)} <= {
+        *GIVEN,
+        "relinear.plan",
+    }
 
 
 @pytest.mark.parametrize(
@@ -165,7 +172,7 @@ def test_what_schedules_obtains_and_draws_belongs_to_no_result(node):
     ],
 )
 def test_a_stage_reaches_what_makes_its_result(stage, metric, needs):
-    reached = closure(PLAN.modules(KINDS[stage, metric]))
+    reached = closure(PLAN.work(KINDS[stage, metric]).modules)
     assert {f"relinear.{m}" for m in needs} <= reached.keys()
     if stage in ("distill", "finetune", "measure"):
         assert "relinear.attention.lizard" in reached
@@ -174,7 +181,7 @@ def test_a_stage_reaches_what_makes_its_result(stage, metric, needs):
 
 @pytest.mark.parametrize("metric", metrics())
 def test_measuring_does_not_depend_on_how_models_are_trained_or_on_other_metrics(metric):
-    reached = closure(PLAN.modules(KINDS["measure", metric]))
+    reached = closure(PLAN.work(KINDS["measure", metric]).modules)
     assert not [m for m in reached if m.startswith("relinear.train")]
     of_others = {
         m.removeprefix("relinear.measure.") for m in reached if m.startswith("relinear.measure.")
@@ -553,7 +560,7 @@ IMPLEMENTATIONS = {
     "projection_triton": {"linear_attention", "gated_linear_attention", "hybrid_attention"},
     "decode_step_triton": FOUR,
     "decode_step": set(),  # no training calls it
-    "decode_step_reference": FOUR,
+    "decode_step_reference": {*FOUR, "gated_delta"},
     "dispatch": TRAINED,
     "triton_common": TRAINED,
     "token_cross_entropy_triton": {"token_cross_entropy", "linear_cross_entropy"},
@@ -570,9 +577,9 @@ DEFINITIONS = {
     "rotary": ("torch.cat([-b, a], -1)", "torch.cat([b, -a], -1)", set(TRAININGS)),
     "gated_linear_attention": ("FLOOR = -8.0", "FLOOR = -7.0", {x for x in TRAININGS if x[1] == "lizard"}),
     "gated_delta": (
-        "CHANNEL_CHUNK = 16",
-        "CHANNEL_CHUNK = 8",
-        {x for x in TRAININGS if x[1] == "delta"},
+        "CHUNK = 64",
+        "CHUNK = 32",
+        {x for x in TRAININGS if x[1] in ("delta", "kept")},
     ),
     "scaled_sum": (
         "wide[:, None] * y",
@@ -676,7 +683,7 @@ def test_comments_and_docstrings_are_neither_code_nor_kernel(edited, stem):
 
 def test_no_result_is_keyed_by_how_its_operations_are_computed():
     reached = set().union(
-        *(closure(list(modules)) for modules in {tuple(PLAN.modules(node)) for node in NODES})
+        *(closure(list(modules)) for modules in {tuple(PLAN.work(node).modules) for node in NODES})
     )
     kernels = {m for m in reached if m.startswith("relinear_kernels")}
     assert kernels and kernels <= {

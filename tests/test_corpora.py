@@ -301,7 +301,7 @@ def test_a_source_without_a_licence_is_refused_before_work_starts():
         ConfigError,
         match=r"corpus manuals: source 'ghc-doc' has no licence file among .*; possible: .* LICENSE",
     ):
-        plan.check_node(plan.text("docs-100m", MODEL))
+        plan.check_node(plan.scaled.text("docs-100m", MODEL))
 
 
 def test_an_unknown_converter_and_an_unknown_corpus_are_refused():
@@ -313,7 +313,7 @@ def test_an_unknown_converter_and_an_unknown_corpus_are_refused():
         update={"options": {**plan.data["docs-100m"].options, "sources": ["mix"]}}
     )
     with pytest.raises(ConfigError, match="no corpus of data 'docs-100m', 'mix'; have manuals, code"):
-        plan.check_node(plan.text("docs-100m", MODEL))
+        plan.check_node(plan.scaled.text("docs-100m", MODEL))
 
 
 def test_every_asset_of_evaluation_items_is_checked_against_every_corpus():
@@ -334,7 +334,7 @@ def test_a_dose_beyond_what_the_sources_hold_is_refused_before_work_starts():
             r"stream docs-100m@\S+-x12: 120,\d+,\d+ unique tokens to train on asked for; its sources hold 1"
         ),
     ):
-        PLAN.check_node(PLAN.text("docs-100m", MODEL, 12))
+        PLAN.check_node(PLAN.scaled.text("docs-100m", MODEL, 12))
     entry = PLAN.entry(PLAN.node("finetune", "lizard"))
     assert not list(_stage.unless_repeated(entry, PLAN.scaled, "docs-100m", 4 * held))
     [why] = _stage.unless_repeated(entry, PLAN.scaled, "docs-100m", 4 * held + 1)

@@ -599,7 +599,7 @@ def test_a_map_that_was_distilled_is_nearer_than_one_that_was_not(table4):
         rows["hedgehog_cola"]["cola_data"] == "story-sentences" and rows["hedgehog_cola"]["gate"] == "passed"
     )
     record = json.loads((plan.root / "runs/hedgehog_cola/distill/run.json").read_text())
-    text = Padded(plan.folder(plan.text("cola", "tiny-bert")), "train", 64)
+    text = Padded(plan.folder(plan.scaled.text("cola", "tiny-bert")), "train", 64)
     assert record["tokens"] == text.tokens_of(5 * len(text) // 8 * 8), "padding is no token"
 
 
@@ -629,7 +629,7 @@ def test_longer_texts_are_joined_and_those_beyond_the_scale_left_out(table4, tmp
     plan, _ = table4
     model, data = (
         linearize(load_teacher(plan.root / "models/tiny-bert", torch.float32), "hedgehog"),
-        plan.folder(plan.text("cola", "tiny-bert")),
+        plan.folder(plan.scaled.text("cola", "tiny-bert")),
     )
     job = Job("kl", {}, {}, tmp_path, tmp_path)
     found = list(measure(model, data, Options(tokens=600, seq_len=512, lengths=(64, 300, 600, 700)), job))

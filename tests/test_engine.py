@@ -7,17 +7,15 @@ Two processes by torchrun: on one CPU through gloo, on two GPUs, where there are
 import json
 import shutil
 import signal
-import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
 import pytest
 import torch
 import yaml
-from conftest import Clone, copy_sources, environment
+from conftest import Clone, copy_sources, environment, free_port, wait
 from safetensors.torch import load_file
 
 from relinear.benchmarks import training as throughput
@@ -236,12 +234,15 @@ def interrupted(double) -> Clone:
     )
 
     told = start(double, "ddp", "lizard", "distill", "hang", 5)
-    while not (double / "hanging").is_file() or not (double / "hanging").read_text():
-        assert told.poll() is None, told.communicate()[0]
-        time.sleep(0.05)
+    hanging = double / "hanging"
+    wait(
+        lambda: (hanging.is_file() and hanging.read_text()) or told.poll() is not None,
+        "the second process to hang",
+    )
+    assert told.poll() is None, told.communicate()[0]
     told.send_signal(signal.SIGTERM)
     told.communicate()
-    assert told.returncode != 0 and not psutil.pid_exists(int((double / "hanging").read_text()))
+    assert told.returncode != 0 and not psutil.pid_exists(int(hanging.read_text()))
 
     for scale, run, stage in INTERRUPTED:
         assert not (folder(double, scale, run, stage) / "run.json").exists()
@@ -271,11 +272,10 @@ def test_two_machines_train_what_one_process_does(interrupted):
     """A torchrun each, which meet at an address, as docs/running.md has it."""
     run, stage = "lizard", "finetune"
     shutil.rmtree(folder(interrupted, "ddp", run, stage))
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
     meet = ["--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d"]
-    meet += ["--rdzv-endpoint", f"127.0.0.1:{port}", "-m", "relinear.cli", stage, run]
-    command = [sys.executable, "-m", "torch.distributed.run", *meet, *"--scale ddp --threads 1".split()]
+    meet += ["--rdzv-endpoint", f"127.0.0.1:{free_port()}", "-m", "relinear.cli", stage, run]
+    command = ["-m", "torch.distributed.run", *meet, *"--scale ddp --threads 1".split()]
+    command = [interrupted.interpreter, *command]
     how = {"cwd": interrupted.root, "env": shell(interrupted), "text": True}
     machines = [
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **how) for _ in range(2)

@@ -28,7 +28,7 @@ from relinear.plan.strict import WORKFLOW, ConfigError
 from relinear.plan.targets import check_target, explain_target
 from relinear.records import from_the_future
 
-METHODS = "hedgehog, lizard, lolcats, softmax, supra, t2r"
+METHODS = "hedgehog, kept, lizard, lolcats, softmax, supra, t2r"
 
 
 def put(name: str, change):
@@ -846,6 +846,19 @@ def test_what_has_a_time_in_the_future_gets_that_of_now(tmp_path):
     [said] = from_the_future(tmp_path / "smoke")
     assert said.startswith("3 files of ") and (tmp_path / "table2.csv").stat().st_mtime < time.time() + 1
     assert list(from_the_future(tmp_path / "smoke")) == []
+
+
+def test_a_folder_that_a_step_takes_away_while_times_are_compared_is_no_error(tmp_path, monkeypatch):
+    gone, scandir = tmp_path / "smoke/runs/lizard", os.scandir
+    gone.mkdir(parents=True)
+
+    def late(path="."):
+        if path == str(gone) or path == gone:
+            gone.rmdir()
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", late)
+    assert list(from_the_future(tmp_path / "smoke")) == [] and not gone.exists()
 
 
 def test_choices_are_those_of_the_plan():

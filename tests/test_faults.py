@@ -38,7 +38,6 @@ from faults import (
 from malformed import OF_ENTRIES, drawn, kind
 from test_stage import Mirror
 
-from relinear import records
 from relinear.draw.planned import draw_planned
 from relinear.errors import UserError
 from relinear.machine.disk import require_possible
@@ -340,40 +339,6 @@ def test_a_measurement_whose_items_are_gone_or_others_is_not_drawn_and_made_agai
         assert items.read_bytes() == before
     draw_planned(plan, artefact)
     assert value in (plan.out(artefact) / "table2.csv").read_text()
-
-
-def test_a_folder_that_was_whole_is_looked_at_again_where_one_of_its_files_was_written_to(plan, monkeypatch):
-    """A command is quick in a folder of many records, and sees what another changed, also where a file has
-    its old size and time."""
-    looked, whole, folder = [], records.whole, plan.folder(plan.node(*LAST.split()))
-    monkeypatch.setattr(records, "whole", lambda folder: looked.append(folder) or whole(folder))
-    kept, items = plan.root / ".work/whole.json", folder / "items.jsonl"
-    before, times = items.read_bytes(), (items.stat().st_atime_ns, items.stat().st_mtime_ns)
-
-    def looks() -> list[Path]:
-        looked.clear()
-        assert list(set_aside(plan.root)) == []
-        return list(looked)
-
-    everything = looks()
-    assert folder in everything and looks() == everything, "too young to be believed"
-    monkeypatch.setattr(records, "SETTLED", -1000)
-    assert looks() == everything and kept.is_file() and looks() == []
-    items.write_bytes(before)
-    assert looks() == [folder] and looks() == []
-    for text in ("", "[]", '{"rules": 5}', kept.read_text().replace('"rules": "', '"rules": "0')):
-        kept.write_text(text)
-        assert looks() == everything and looks() == []
-    items.write_bytes(before.replace(b"1", b"2", 1))
-    os.utime(items, ns=times)
-    assert items.stat().st_size == len(before) and items.stat().st_mtime_ns == times[1]
-    [said] = set_aside(plan.root)
-    assert (
-        "items.jsonl is not what its run.json says" in said
-        and plan.finished(plan.node(*LAST.split())) is None
-    )
-    again(plan)
-    assert items.read_bytes() == before and looks() == [folder]
 
 
 def test_a_large_file_of_a_measurement_is_read_when_it_is_drawn_from_and_its_step_runs_again(

@@ -115,14 +115,15 @@ def on_a_terminal(*command: str, cwd: Path, home: Path) -> tuple[int, str]:
         start_new_session=True,
     )
     os.close(theirs)
-    shown, until = b"", time.monotonic() + 120
+    shown, until = b"", time.monotonic() + 600
     while time.monotonic() < until:
+        over = process.poll() is not None  # before reading, lest what it printed at its end is missed
         if select.select([ours], [], [], 0.2)[0]:
             try:
                 shown += os.read(ours, 1 << 16)
             except OSError:  # the other end is closed
                 break
-        elif process.poll() is not None:
+        elif over:
             break
         elif shown.rstrip().endswith(b"[y/N]"):
             os.write(ours, b"y\n")

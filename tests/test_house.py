@@ -20,6 +20,8 @@ from PIL import Image
 from relinear import cli, stages
 from relinear.draw.pictures import WIDTH
 from relinear.draw.style import ALSO, LINES, LOOKS, OTHERS, lines, look_of, method_of
+from relinear.errors import UserError
+from relinear.machine import memory
 from relinear.plan import code
 from relinear.plan.figures import Curves
 from relinear.plan.plan import metrics
@@ -264,6 +266,20 @@ for _ in range(2):
     b"x" * (64 << 20)
 print(faults() - before)
 """
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_nothing_is_collected_while_libraries_are_imported_and_the_collector_is_then_as_it_was(on):
+    before = gc.isenabled()
+    (gc.enable if on else gc.disable)()
+    try:
+        with pytest.raises(UserError), memory.uncollected():
+            assert not gc.isenabled()
+            raise UserError("no model")
+        assert gc.isenabled() == on
+    finally:
+        gc.unfreeze()
+        (gc.enable if before else gc.disable)()
 
 
 def test_memory_that_a_stage_frees_is_not_asked_for_again():

@@ -456,7 +456,7 @@ def test_the_table_and_the_plane_are_drawn_and_what_was_not_run_says_so(measured
 
 def job(plan, tmp_path, **settings):
     (tmp_path / "out").mkdir(exist_ok=True)
-    parents = {"model": plan.folder(plan.model_of("teacher"))}
+    parents = {"model": plan.folder(Node("model", plan.run("teacher").model))}
     return Job(
         name="toy",
         settings={"seed": 0, "files": {}} | settings,

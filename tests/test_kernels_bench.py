@@ -115,10 +115,10 @@ def test_a_campaign_is_resumed_and_measured_again_in_parts(tmp_path, monkeypatch
     path, now = tmp_path / "bench.csv", iter("12345678")
     monkeypatch.setattr(kernels, "time_run", lambda *args: {"ms": f"{float(next(now)):.4f}"})
     assert run(path) == {"ours": "1.0000", "peer": "2.0000"}
-    assert run(path, only="^op B1", provider="peer") == {"ours": "1.0000", "peer": "3.0000"}
-    assert run(path, missing=True) == run(path, only="another") == {"ours": "1.0000", "peer": "3.0000"}
+    assert run(path, only="^op B1") == {"ours": "3.0000", "peer": "4.0000"}
+    assert run(path, missing=True) == run(path, only="another") == {"ours": "3.0000", "peer": "4.0000"}
     assert run(path, seconds=-1.0, anew=True) == {"ours": "not run", "peer": "not run"}
-    assert run(path, missing=True) == {"ours": "4.0000", "peer": "5.0000"}
+    assert run(path, missing=True) == {"ours": "5.0000", "peer": "6.0000"}
 
 
 def test_what_fails_is_a_row_that_says_why(tmp_path, monkeypatch):

@@ -85,6 +85,12 @@ VARIANTS = {
         {"feature": "exp", "tied": True, "bias": True},
         {"feature": "max_pm"},
     ],
+    "kept": [
+        {"window": WINDOW, "kept": 12},
+        {"window": (WINDOW, 5), "kept": 12, "sinks": 0},
+        {"window": 1, "kept": 5, "sinks": 2},
+        {"window": WINDOW, "kept": 12, "choose": "random"},
+    ],
     "lizard": [
         {"window": WINDOW},
         {"window": WINDOW, "meta": 0, "gates": "shared", "gate_bias": None, "window_rope": False},
@@ -514,8 +520,11 @@ def learned(method, inputs):
 
 
 def condition(method, inputs) -> float:
-    """How many times a division by a sum of signed weights magnifies rounding: by the sum of their sizes over
-    the size of their sum; else 1."""
+    """How many times a method magnifies rounding. A division by a sum of signed weights: by the sum of their
+    sizes over the size of their sum. A choice of kept tokens: twice, where rounding cannot tell two scores
+    apart. Else 1."""
+    if isinstance(method, load("kept")):
+        return 2.0
     if getattr(method.options, "normalizer", None) != "denominator":
         return 1.0
     return method.attention_weights(inputs).abs().sum(-1).max().clamp(min=1).item()

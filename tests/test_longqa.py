@@ -325,7 +325,7 @@ def test_answers_are_scored_as_squad_s_and_known_ones_are(measured, tmp_path, mo
     job = Job(
         name="toy",
         settings=settings,
-        parents={"model": measured.folder(measured.model_of("teacher"))},
+        parents={"model": measured.folder(Node("model", measured.run("teacher").model))},
         out=tmp_path,
         work=tmp_path,
     )

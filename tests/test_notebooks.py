@@ -28,7 +28,8 @@ def executed(notebook: nbformat.NotebookNode, *asked: str) -> list:
     notebook.cells += [
         nbformat.v4.new_code_cell(f"import json; print(json.dumps({expression}))") for expression in asked
     ]
-    NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(NOTEBOOKS)}}).execute()
+    where = {"metadata": {"path": str(NOTEBOOKS)}}
+    NotebookClient(notebook, timeout=600, startup_timeout=600, resources=where).execute()
     answers = [json.loads(cell.outputs[0].text) for cell in notebook.cells[own:]]
     del notebook.cells[own:]
     return answers

@@ -22,6 +22,7 @@ PLAIN = {
     "choice",
     "question",
     "prompt",
+    "rule",
 }  # names, hashes, words and texts of ours
 MEASURES = yaml.safe_load((ROOT / "workflow/measures.yaml").read_text())
 

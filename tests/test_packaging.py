@@ -6,11 +6,13 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tarfile
 import tomllib
 import zipfile
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, packages_distributions, requires, version
 from pathlib import Path
 
@@ -796,3 +798,26 @@ def test_it_is_installed_by_name(built, tmp_path):
     assert said.returncode == 1 and re.search(
         r"error: this verb reads workflow/.*Run it in a clone", said.stderr
     ), said.stderr
+
+
+@pytest.mark.parametrize("ended", [None, signal.SIGTERM, signal.SIGKILL])
+def test_what_tells_that_a_command_goes_on_ends_with_its_shell(ended):
+    tell = re.search(r"^TELL = (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)[1].replace("$$", "$")
+    work = "echo at work; sleep 600 > /dev/null" if ended else "echo at work"
+    shell = subprocess.Popen(
+        ["sh", "-c", f"{tell.replace('sleep 15', 'sleep 0.2')} {work}"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        assert shell.stdout.readline() == "at work\n"
+        if ended:
+            assert shell.stdout.readline() == "relinear: still at it\n"
+            shell.send_signal(ended)
+            shell.wait(60)
+        shell.communicate(timeout=60)  # its output ends when nothing writes to it any more
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(shell.pid, signal.SIGKILL)

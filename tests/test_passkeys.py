@@ -200,11 +200,13 @@ def test_a_run_on_pass_keys_reads_sequences_of_their_length_once_and_begins_wher
             "text"
         ].name.startswith("mix@")
     assert (
-        plan.settings(replace(plan, budget=0.5).text("passkeys", "smollm2-135m-instruct", 3))["examples"]
+        plan.settings(replace(plan, budget=0.5).scaled.text("passkeys", "smollm2-135m-instruct", 3))[
+            "examples"
+        ]
         == 30_000
     )
     assert (
-        replace(plan, budget=0.5).settings(plan.text("passkeys", "smollm2-135m-instruct"))["examples"]
+        replace(plan, budget=0.5).settings(plan.scaled.text("passkeys", "smollm2-135m-instruct"))["examples"]
         == 5_000
     )
 

@@ -181,7 +181,7 @@ def test_recall_is_not_asked_of_a_model_that_knows_other_tokens():
 def test_the_papers_size_is_that_of_the_scales_of_a_gpu():
     plan = Plan(scale="smollm2")
     settings = plan.settings(plan.node("pretrain", "recall_hedgehog"))
-    model = plan.settings(plan.model_of("recall_hedgehog"))["model"]["options"]
+    model = plan.settings(Node("model", plan.run("recall_hedgehog").model))["model"]["options"]
     assert (
         model["num_hidden_layers"],
         model["num_attention_heads"],
@@ -211,7 +211,7 @@ def test_stopping_by_a_validation_that_there_is_not_is_refused():
     with pytest.raises(
         ConfigError, match="data 'recall-smoke' have a size of their own, and a dose is of texts; got 2"
     ):
-        plan.text("recall", "recall-tiny", 2)
+        plan.scaled.text("recall", "recall-tiny", 2)
 
 
 # --- training from scratch ---
@@ -297,7 +297,7 @@ def test_all_weights_are_trained_the_method_s_too_and_the_best_are_kept(trained)
             load_file(folder / "model.safetensors"),
             json.loads((folder / "metrics.json").read_text()),
         )
-        begun = load_file(trained.folder(trained.model_of(run)) / "model.safetensors")
+        begun = load_file(trained.folder(Node("model", trained.run(run).model)) / "model.safetensors")
         assert all(
             not torch.equal(w, begun[name].float())
             for name, w in weights.items()

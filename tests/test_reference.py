@@ -252,41 +252,6 @@ def test_a_later_slice_of_results_is_added_to_what_is_committed(results, tmp_pat
         reference.export(results, out, add=True)
 
 
-def as_earlier(out: Path) -> None:
-    """Make of an exported folder what earlier versions left: provenance and verdicts beside each drawing."""
-    for name, [row] in VERDICTS.committed(out).items():
-        (out / f"{name}.claims.csv").write_text(f"claim,verdict\n{row['claim']},{row['verdict']}\n")
-    (out / "claims.csv").unlink()
-    for name, told in json.loads((out / "provenance.json").read_text()).items():
-        (out / f"{name}.provenance.json").write_text(json.dumps(told))
-    (out / "provenance.json").unlink()
-    reference.write_manifest(out, "tiny", changed(out))
-
-
-def test_provenance_beside_drawings_of_an_earlier_export_goes_into_the_one_file(results, tmp_path):
-    out, anew = tmp_path / "out", "comparison/table2"
-    reference.export(results, out)
-    as_earlier(out)
-    (results / "lolcats/figure3.provenance.json").unlink()
-    (results / "lolcats/figure3.claims.csv").unlink()
-    (results / f"{anew}.claims.csv").write_text("claim,verdict\none,contradicted\n")
-    told = TOLD[anew] | {"cells": {"lizard": {"ppl": f"results/tiny/{anew}"}}}
-    (results / f"{anew}.provenance.json").write_text(json.dumps(told))
-    reference.export(results, out, add=True)
-    assert not list(out.glob("*/*.provenance.json")) and not list(out.glob("*/*.claims.csv"))
-    assert json.loads((out / "provenance.json").read_text()) == TOLD | {anew: told}
-    judged = JUDGED | {anew: [{"claim": "one", "verdict": "contradicted"}]}
-    assert VERDICTS.committed(out) == judged
-    assert PROVENANCE.of(out / anew) == told
-    reference.verify(out)
-    # what an export left beside a drawing that was drawn again since
-    (out / f"{anew}.provenance.json").write_text(json.dumps(TOLD[anew]))
-    (out / f"{anew}.claims.csv").write_text("claim,verdict\none,reproduced\n")
-    reference.write_manifest(out, "tiny", changed(out))
-    reference.repack(out)
-    assert PROVENANCE.of(out / anew) == told and VERDICTS.committed(out) == judged
-
-
 def contents(folder: Path) -> dict[str, bytes]:
     return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
@@ -304,21 +269,11 @@ def test_attention_that_a_figure_shows_lies_in_the_store_if_there_is_some_and_it
         reference.export(results, out)
 
 
-def test_repacking_takes_in_what_earlier_versions_left_beside_the_store_and_changes_nothing_else(
-    results, tmp_path
-):
-    node, out = "runs/lizard/entropy", tmp_path / "out"
-    files = measurement(results, node)
+def test_repacking_changes_nothing_and_refuses_a_folder_that_was_changed(results, tmp_path):
+    out = tmp_path / "out"
+    measurement(results, "runs/lizard/entropy")
     reference.export(results, out)
     before = contents(out)
-    nodes = store.opened(out).all()
-    reference.repack(out)
-    assert contents(out) == before
-    store.write(out, nodes | {node: nodes[node]._replace(tensors=None)})
-    (out / node).mkdir()
-    (out / node / "weights.safetensors").write_bytes(files["weights.safetensors"])
-    as_earlier(out)
-    assert len(contents(out)) == len(before) + 2
     reference.repack(out)
     assert contents(out) == before
     (out / "lolcats/figure3.png").write_bytes(b"")

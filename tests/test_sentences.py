@@ -309,7 +309,10 @@ def test_a_task_of_another_kind_of_data_is_refused(tmp_path):
         plan.node("text", "story-sentences@tiny-bert")
     with pytest.raises(ConfigError, match="data 'stories' is no sentences; have cola"):
         plan.node("sentences", "stories@tiny-bert")
-    assert plan.node("sentences", "story-sentences@tiny-bert") == plan.text("cola", "tiny-bert"), (
+    assert plan.node("sentences", "story-sentences@tiny-bert") == plan.scaled.text("cola", "tiny-bert"), (
         "what the verb and the rule of that name ask for"
     )
-    assert plan.text("cola", "tiny-bert").stage == "sentences" and plan.text("alpaca", "tiny").stage == "text"
+    assert (
+        plan.scaled.text("cola", "tiny-bert").stage == "sentences"
+        and plan.scaled.text("alpaca", "tiny").stage == "text"
+    )

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conftest import HOLD, append, children, curve_of, wait
+from conftest import HOLD, append, children, curve_of, free_port, wait
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "squeue", "scancel", "scontrol", "sinfo")
 PATH = f"{os.environ['PATH']}:/usr/sbin:/sbin"
@@ -53,14 +53,6 @@ PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
 
 
-def free_ports(count: int) -> list[int]:
-    taken = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [s.getsockname()[1] for s in taken]
-    for s in taken:
-        s.close()
-    return ports
-
-
 def ask(*command: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout.strip()
 
@@ -76,7 +68,7 @@ def slurm(tmp_path, monkeypatch) -> Iterator[Path]:
     key.write_bytes(os.urandom(128))
     key.chmod(0o400)
     host, memory = socket.gethostname().split(".")[0], psutil.virtual_memory().total >> 20
-    ports = free_ports(2)
+    ports = [free_port(), free_port()]
     text = CONF.format(
         host=host, user=getpass.getuser(), folder=folder, ports=ports, cores=os.cpu_count(), memory=memory
     )
@@ -101,18 +93,17 @@ def slurm(tmp_path, monkeypatch) -> Iterator[Path]:
             with (folder / f"{command[0]}.out").open("w") as out:
                 daemons.append(subprocess.Popen(command, stdout=out, stderr=out, stdin=subprocess.DEVNULL))
             if command[0] == "munged":
-                wait((folder / "munge/socket").exists, "munged", 20)
+                wait((folder / "munge/socket").exists, "munged")
         wait(
             lambda: (
                 "idle"
                 in subprocess.run(["sinfo", "--noheader", "-o", "%T"], capture_output=True, text=True).stdout
             ),
             logs(folder),
-            40,
         )
         yield folder
         subprocess.run(["scancel", f"--user={getpass.getuser()}"], check=False, timeout=60)
-        wait(lambda: not ask("squeue", "--noheader"), "the jobs to end", 60)
+        wait(lambda: not ask("squeue", "--noheader"), "the jobs to end")
     finally:
         for daemon in reversed(daemons):
             daemon.terminate()
@@ -152,6 +143,8 @@ def test_a_cancelled_job_is_resumed_by_the_same_command(slurm, fresh, tmp_path):
     ask("scancel", job)
     output, _ = process.communicate()
     assert process.returncode != 0 and f"SLURM-job '{job}' failed, SLURM status is: 'CANCELLED'" in output
+    # Slurm calls a job cancelled as soon as it has told it to end.
+    wait(lambda: not ask("squeue", "--noheader"), "the job to end")
     assert list((fresh / f"results/smoke/.work/{run}.finetune/checkpoints").glob("0*"))
     assert children(fresh, run, "finetune") == ["KILLED"], (
         "Slurm's SIGTERM came to the stage, which said goodbye"

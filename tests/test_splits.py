@@ -60,7 +60,7 @@ def test_a_split_that_is_not_there_and_an_unknown_text_are_told(tmp_path):
 
 def test_such_a_text_is_read_whole_and_has_no_dose():
     plan = Plan(scale="paper", budget=0.25)
-    node = plan.text("wikitext-103-stream", "gpt2")
+    node = plan.scaled.text("wikitext-103-stream", "gpt2")
     assert plan.settings(node).keys() == {"source", "assets"} and plan.key(node) == Plan(scale="paper").key(
         node
     )

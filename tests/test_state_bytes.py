@@ -15,7 +15,7 @@ from relinear.plan.options import KEEP, option_defaults
 from relinear.plan.plan import Plan
 from relinear.plan.strict import ConfigError
 from relinear.plan.tables import Address, Table
-from relinear.stages._stage import method_file
+from relinear.stages._stage import Node, method_file
 
 SMOLLM2 = Heads(hidden=576, heads=9, groups=3, dim=64, scale=64**-0.5)
 LLAMA = Heads(hidden=4096, heads=32, groups=8, dim=128, scale=128**-0.5)
@@ -168,7 +168,7 @@ def test_an_encoder_keeps_nothing():
 def test_bytes_stand_behind_nothing_that_trains_and_are_of_the_run_s_method(run):
     plan = Plan(scale="smoke")
     node = plan.node("measure", run, "state_bytes")
-    assert plan.parents(node) == {"model": plan.model_of(run)}
+    assert plan.parents(node) == {"model": Node("model", plan.run(run).model)}
     assert plan.settings(node)["links"] == [
         {"method": plan.run(run).run.method, "options": plan.run(run).run.options, "steps": []}
     ]

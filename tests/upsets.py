@@ -620,8 +620,8 @@ def at_work(results: Results) -> list[psutil.Process]:
 
 
 def _left(results: Results) -> list[psutil.Process]:
-    """Processes that have not ended some seconds after the command; they are killed."""
-    end = time.monotonic() + 5
+    """Processes that have not ended half a minute after the command; they are killed."""
+    end = time.monotonic() + 30
     while (left := at_work(results)) and time.monotonic() < end:
         time.sleep(0.1)
     for one in left:

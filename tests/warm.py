@@ -27,13 +27,14 @@ LIBRARIES = (*warm.LIBRARIES, "snakemake.cli", "snakemake_executor_plugin_slurm"
 
 
 def interpreter(folder: Path, owner: int, environment: dict[str, str]) -> None:
-    """Make `folder` with a script `python`, and the process behind it, which ends with the process
-    `owner`."""
+    """Make `folder` with a script `python`, and the process behind it, which has imported its libraries when
+    this returns, and ends with the process `owner`."""
     folder.mkdir()
     script, asks, address = folder / "python", folder / "ask.py", str(folder / "jobs")
     asks.write_text(
-        f"import sys\nsys.path.insert(0, {str(SOURCE.parent)!r})\nimport"
-        f" warm\nsys.exit(warm.end_as(warm.ask({address!r}, sys.argv[1:])))\n"
+        f"import sys\nsys.path.insert(0, {str(SOURCE.parent)!r})\nimport warm\ntry:\n"
+        f"    sys.exit(warm.end_as(warm.ask({address!r}, sys.argv[1:])))\n"
+        "except KeyboardInterrupt:\n    print(warm.INTERRUPTED, file=sys.stderr)\n    sys.exit(130)\n"
     )
     # A job comes as `-I -S warm.py -m relinear.cli ...`. It asks its pipeline's process, where that has one.
     # A process of torchrun comes as `-u ...`.
@@ -55,6 +56,8 @@ exec {sys.executable} "$@"
         subprocess.Popen(
             command, cwd=folder, env=env, stdin=listener, stdout=subprocess.DEVNULL, start_new_session=True
         )
+    # Imported here, and not in the time that a test gives its first command.
+    subprocess.run([script, "-c", ""], check=True)
 
 
 def run(executable: str, request: dict) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention, threshold
 
 from relinear_kernels.features import ACTIVATIONS, EXPONENTIAL, FLOOR, check_feature, check_map
+from relinear_kernels.gated_delta_reference import DeltaState
 from relinear_kernels.gated_linear_attention_reference import FLOOR as LOWEST
 from relinear_kernels.gated_linear_attention_reference import check_gate, check_gated
 from relinear_kernels.hybrid_attention_reference import HybridState, check_hybrid
@@ -181,6 +182,36 @@ def linear_step(
     if normalize:
         num = num / _filled(torch.bmm(phi_q, state.z.view(*phi_q.shape[::2], 1)), feature)
     return num.view(batch, 1, heads, -1).to(v.dtype), state
+
+
+def delta_step(
+    q, k, v, *, state: DeltaState, log_decay=None, erase=None, write=None, scale=None, key_mask=None
+):
+    """One token of the gated delta rule: its output ``[B, 1, H, Dv]``, and the state after it, in the memory
+    of `state` where that has the precision of the sums. Arguments are those of `gated_delta`, checked
+    there."""
+    (batch, _, heads, dim), states, out = q.shape, k.shape[2], v.dtype
+    dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+    s = _own(state.s, dtype)
+    k, v = k.to(dtype), v.to(dtype)
+    if v.shape[2] != states:
+        v = v.index_select(2, _shared(states, v.shape[2], v.device))
+    if key_mask is not None:  # padding neither writes nor forgets
+        k = k * key_mask[..., None, None]
+    if log_decay is not None:
+        fade = log_decay.to(dtype).exp().reshape(-1, states, dim if log_decay.dim() == 4 else 1, 1)
+        s.mul_(fade if key_mask is None else fade.masked_fill(~key_mask[..., None, None], 1.0))
+    # a state and its token of each row: [B M, ..]
+    each = s.view(batch * states, dim, -1)
+    k, v = k.reshape(-1, dim, 1), v.reshape(batch * states, 1, -1)
+    u = v if write is None else v * write.to(dtype).reshape(-1, 1, 1)
+    if erase is not None:
+        erased = k.mT * erase.to(dtype).reshape(batch * states, 1, -1)
+        u = torch.baddbmm(u, erased, each, alpha=-1)
+    each.addcmul_(k, u)
+    o = torch.bmm(q.to(dtype).reshape(batch * states, -1, dim), each)
+    o = o * (dim**-0.5 if scale is None else scale)
+    return o.view(batch, 1, heads, -1).to(out), DeltaState(s)
 
 
 def _ring(state: WindowState, k: Tensor, v: Tensor, keys: int, meta: int) -> tuple[WindowState, list[int]]:

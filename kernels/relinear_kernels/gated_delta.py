@@ -5,7 +5,17 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from relinear_kernels import gated_delta_reference as reference
-from relinear_kernels.dispatch import path, per_sequence, takes, use_triton, wrong_dtypes, wrong_widths
+from relinear_kernels.decode_step_reference import delta_step
+from relinear_kernels.dispatch import (
+    one_token,
+    path,
+    per_sequence,
+    steps_on_cpu,
+    takes,
+    use_triton,
+    wrong_dtypes,
+    wrong_widths,
+)
 from relinear_kernels.gated_delta_reference import DeltaState
 
 
@@ -32,9 +42,9 @@ def gated_delta(
     values stay) is [B, T, M] or [B, T, M, Dk]; `write` w (None: 1) is [B, T, M]. `scale` is Dk^-1/2 unless
     given. Keys where `key_mask` is False (padding) neither write nor let the state fade. `cu_seqlens` marks
     the sequences of a packed row (B = 1), each of which begins with a state of its own. Returns ``[B, T, H,
-    Dv]`` in v's dtype, and the `DeltaState` after the piece, in float32, if `return_state`. One token is the
-    definition's own step. Where the kernels do not take the arguments, the torch form runs and a warning says
-    why; with RELINEAR_KERNELS=triton that is a ValueError.
+    Dv]`` in v's dtype, and the `DeltaState` after the piece, in float32, if `return_state`. One token is a
+    step, which on a CPU overwrites the state if no gradient is asked for. Where the kernels do not take the
+    arguments, the torch form runs and a warning says why; with RELINEAR_KERNELS=triton that is a ValueError.
     """
     options = {"scale": scale, "return_state": return_state}
     tokens = {"q": q, "k": k, "v": v, "log_decay": log_decay, "erase": erase, "write": write}
@@ -54,6 +64,8 @@ def gated_delta(
         from relinear_kernels.gated_delta_triton import gated_delta as fused
 
         return fused(**tokens, initial_state=initial_state, cu_seqlens=cu_seqlens, **options)
+    if steps_on_cpu(q, one_token(initial_state, return_state, cu_seqlens, *tokens.values())):
+        return delta_step(**tokens, state=initial_state, scale=scale)
     form = reference.gated_delta_recurrent if one or path() == "reference" else reference.gated_delta
     if cu_seqlens is None:
         return form(**tokens, initial_state=initial_state, **options)

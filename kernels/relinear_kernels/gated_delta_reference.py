@@ -9,8 +9,8 @@ with S ``[dk, dv]`` of each state. e = w: the delta rule (DeltaNet, Yang et al. 
 state Gated DeltaNet (2412.06464), of each channel Kimi Delta Attention (2510.26692). Without e: linear
 attention with a decay (GLA, Mamba-2, Lightning). The queries of a group read the same state.
 
-Decays of pairs are taken as exp of sums of log decays, each pair's its own, so none exceeds 1, whatever the
-decays are, -inf included.
+Decays are taken as exp of sums of log decays, never of differences of these, so that none exceeds 1, whatever
+the decays are, -inf included.
 """
 
 from typing import NamedTuple
@@ -21,9 +21,7 @@ from torch import Tensor, nn
 
 from relinear_kernels.linear_attention_reference import _accumulate, blocks, pair_decay
 
-CHUNK = 64
-# decays of channels have a number for each pair and channel, which fewer pairs a token keep small
-CHANNEL_CHUNK = 16
+CHUNK = 64  # a power of two
 
 
 class DeltaState(NamedTuple):
@@ -92,8 +90,35 @@ def _tokens(q, k, v, log_decay, erase, write, scale, key_mask) -> Tokens:
     if key_mask is not None:  # padding neither writes nor forgets
         k = k * key_mask[..., None, None]
         decay = None if decay is None else decay.masked_fill(~key_mask[:, None, :, None], 0.0)
-    v = v.repeat_interleave(states // v.shape[2], 2)
+    if v.shape[2] != states:
+        v = v.repeat_interleave(states // v.shape[2], 2)
     return Tokens(q, k.transpose(1, 2), v.transpose(1, 2), decay, each(erase), each(write))
+
+
+def _behind(g: Tensor) -> Tensor:
+    """The sum of the log decays behind each row of a chunk ``[.., C, D]``, up to its end."""
+    return nn.functional.pad(g[..., 1:, :].flip(-2).cumsum(-2).flip(-2), (0, 0, 0, 1))
+
+
+def _faded_products(x: Tensor, y: Tensor, g: Tensor) -> Tensor:
+    """<x_i exp(g_j+1 + .. + g_i), y_j> for j <= i, else 0: ``[.., C, R, C]`` of R rows x ``[.., C, R, D]`` of
+    each position, y and g ``[.., C, D]``, of C a power of two.
+
+    All pairs of a row in a chunk's second half and a key in its first fade by way of the place between, so
+    that one product takes them: the row has what follows that place, the key what precedes it. So do the
+    halves of each half, and so on.
+    """
+    found, size = (x * y[..., None, :]).sum(-1)[..., None, :, None], 1  # [.., C, 1, R, 1]
+    while size < x.shape[-3]:
+        halves = lambda z, dim: z.unflatten(dim, (-1, 2, size)).unbind(dim - 1)  # noqa: E731, B023
+        (_, rows), (keys, _), (before, after) = halves(x, -3), halves(y, -2), halves(g, -2)
+        rows = rows * after.cumsum(-2).exp()[..., None, :]
+        keys = keys * _behind(before).exp()
+        cross = (rows.flatten(-3, -2) @ keys.transpose(-1, -2)).unflatten(-2, rows.shape[-3:-1])
+        first, second = found.unflatten(-4, (-1, 2)).unbind(-4)
+        found = torch.cat([nn.functional.pad(first, (0, size)), torch.cat([cross, second], -1)], -3)
+        size *= 2
+    return found.squeeze(-4)
 
 
 def _start(t: Tokens, state: DeltaState | None) -> Tensor:
@@ -139,8 +164,8 @@ def gated_delta(
     initial_state: DeltaState | None = None,
     return_state: bool = False,
 ):
-    """The recurrence over a piece of a sequence, `CHUNK` tokens at a time (`CHANNEL_CHUNK` where channels
-    have decays of their own), in time and memory linear in its length.
+    """The recurrence over a piece of a sequence, `CHUNK` tokens at a time, in time and memory linear in its
+    length.
 
     Within a chunk, with gamma the decays summed up from its start:
         P_ij = <e_i k_i exp(gamma_i - gamma_j), k_j>, j < i
@@ -152,7 +177,10 @@ def gated_delta(
     dtype, length = v.dtype, q.shape[1]
     t = _tokens(q, k, v, log_decay, erase, write, scale, key_mask)
     by_channel = t.decay is not None and t.decay.shape[-1] > 1
-    size, n, pad = blocks(length, CHANNEL_CHUNK if by_channel else CHUNK)
+    size, n, pad = blocks(length, CHUNK)
+    if by_channel:  # which takes halves of halves
+        size = 1 << (size - 1).bit_length()
+        pad = n * size - length
     # positions behind the last have keys of zero and log decays of zero: they leave the state as it is
     q, k, v, g, e, w = (
         None if x is None else nn.functional.pad(x, (0, 0, 0, pad)).unflatten(-2, (n, size)) for x in t
@@ -162,17 +190,17 @@ def gated_delta(
     ek = None if e is None else k * e
     begun, kept, carry = q, k, None  # without a decay
     if by_channel:
-        pairs = pair_decay(g.transpose(-1, -2)).exp()  # [B, M, N, Dk, C, C]
-        product = lambda x, y: torch.einsum("...td,...dti,...id->...ti", x, pairs, y)  # noqa: E731
-        reading = torch.einsum("bmrntd,bmndti,bmnid->bmrnti", q, pairs, k)
-        last = pairs[..., -1, :].transpose(-1, -2)
+        rows = q if ek is None else torch.cat([q, ek[:, :, None]], 2)
+        found = _faded_products(rows.movedim(2, -2).contiguous(), k, g).movedim(-2, 2)
+        reading, own = found[:, :, : q.shape[2]], found[:, :, -1]
+        last = _behind(g).exp()
     elif g is not None:
         pairs = pair_decay(g[..., 0]).exp()  # [B, M, N, C, C]
-        product = lambda x, y: (x @ y.transpose(-1, -2)) * pairs  # noqa: E731
+        own = None if ek is None else (ek @ k.transpose(-1, -2)) * pairs
         reading = (q @ k[:, :, None].transpose(-1, -2)) * pairs[:, :, None]
         last = pairs[..., -1, :, None]
     else:
-        product = lambda x, y: x @ y.transpose(-1, -2)  # noqa: E731
+        own = None if ek is None else ek @ k.transpose(-1, -2)
         reading = q @ k[:, :, None].transpose(-1, -2)
     if g is not None:
         since = g.cumsum(-2).exp()  # [B, M, N, C, 1 or Dk]
@@ -180,9 +208,8 @@ def gated_delta(
         ek = None if ek is None else ek * since
         carry = since[..., -1, :, None].unbind(2)
     if e is not None:
-        own = product(k * e, k).tril(-1)
         u, ek = torch.linalg.solve_triangular(
-            own + torch.eye(size, dtype=own.dtype, device=own.device),
+            own.tril(-1) + torch.eye(size, dtype=own.dtype, device=own.device),
             torch.cat([v, ek], -1),
             upper=False,
             unitriangular=True,

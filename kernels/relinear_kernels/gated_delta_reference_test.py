@@ -77,8 +77,7 @@ def test_chunks_of_any_size_equal_the_definition(decay, erase, chunk, monkeypatc
     args = inputs(67, decay, erase)
     options = {"key_mask": left_padding(67, 20), "scale": 0.7}
     if chunk is not None:
-        for size in ("CHUNK", "CHANNEL_CHUNK"):
-            monkeypatch.setattr(gated_delta_reference, size, chunk)
+        monkeypatch.setattr(gated_delta_reference, "CHUNK", chunk)
     same(run(chunked, args, **options), run(gated_delta_recurrent, args, **options))
 
 
@@ -150,7 +149,7 @@ def test_a_document_does_not_depend_on_the_one_before_it(decay):
     packed, bounds = run(gated_delta, args, cu_seqlens=cu), cu.tolist()
     for n, (a, b) in enumerate(zip(bounds, bounds[1:], strict=False)):
         one = {m: x if x.dim() == 1 else x[:, a:b] for m, x in args.items()}
-        one["s"] = args["s"][n : n + 1]
+        one["s"] = args["s"][n : n + 1].clone()  # which a token overwrites
         same({"out": packed["out"][:, a:b], "s": packed["s"][n : n + 1]}, run(gated_delta, one))
     other = run(gated_delta, args | {"v": args["v"] + (torch.arange(61) < 3)[:, None, None]}, cu_seqlens=cu)
     assert torch.equal(other["out"][:, 3:], packed["out"][:, 3:])
@@ -161,6 +160,21 @@ def test_padding_leaves_the_state_as_it_is():
     args, nothing = inputs(9), torch.zeros(B, 9, dtype=torch.bool)
     for form in (chunked, gated_delta_recurrent):
         assert torch.equal(run(form, args, key_mask=nothing)["s"], args["s"])
+
+
+@pytest.mark.parametrize(("decay", "erase"), FORMS)
+def test_a_token_overwrites_the_state_and_padding_leaves_it(decay, erase):
+    args, mask = inputs(1, decay, erase), torch.tensor([[True], [False]])
+    want = run(gated_delta_recurrent, args, key_mask=mask)
+    s = args["s"].clone()
+    got = run(gated_delta, args | {"s": s}, key_mask=mask)
+    same(got, want)
+    assert got["s"].data_ptr() == s.data_ptr() and torch.equal(got["s"][1], args["s"][1])
+
+
+def test_a_token_with_gradients_leaves_the_state_as_it_is():
+    args = inputs(1)
+    same(gradients(gated_delta, args), gradients(gated_delta_recurrent, args))
 
 
 def test_a_delta_rule_with_orthogonal_keys_returns_what_was_written():

@@ -1,6 +1,10 @@
 """`relinear`: one verb per stage, plus tables, figures, exports and the MLflow mirror. `relinear VERB --help`
 lists a verb's options."""
 
+from relinear.machine.interrupt import patient
+
+patient()  # the imports below take a second or more
+
 import functools
 import gc
 import importlib
@@ -17,24 +21,11 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Annotated, Any
 
-from relinear.machine.warm import INTERRUPTED, signalled
-
 # Threads that wait for each other sleep soon. OpenMP (GNU's, in torch for Linux) reads this once, when torch
 # is imported. By default they keep their cores: beside other work two threads took four times the processor
 # time of one. Where a user chose a policy, this changes nothing.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-
-
-def without_traceback(kind: type[BaseException], error: BaseException, trace: Any) -> None:
-    """Ctrl-C while the modules below are imported, which takes a second or more, is no fault of the code."""
-    if signalled(error):
-        print(INTERRUPTED, file=sys.stderr)
-    else:
-        sys.__excepthook__(kind, error, trace)
-
-
-sys.excepthook = without_traceback
 
 import typer
 
@@ -44,6 +35,7 @@ from relinear.errors import UserError
 from relinear.files import MANIFEST
 from relinear.machine.disk import in_the_way, make_writable, refusal
 from relinear.machine.torchrun import torchrun
+from relinear.machine.warm import INTERRUPTED, signalled
 from relinear.plan import code
 from relinear.plan.job import DTYPES, PRECISIONS, Job
 from relinear.plan.near import possible
@@ -762,7 +754,9 @@ def generate(
     """Continue a prompt, as the text comes; then tokens/s of prefill and of decoding, and the bytes of the
     model's state."""
     text = sys.stdin.read() if prompt == "-" else prompt
-    generation = importlib.import_module("relinear.share.generate")  # torch; not needed to print a help text
+    with importlib.import_module("relinear.machine.memory").uncollected():
+        # torch; not needed to print a help text
+        generation = importlib.import_module("relinear.share.generate")
     importlib.import_module("relinear.machine.hardware").set_threads(threads or granted())
     speed = generation.generate(
         folder,
@@ -827,9 +821,6 @@ def track_export(
             help="Adapters and methods' parameters of table2.csv's rows too: up to 11 MB each of SmolLM2."
         ),
     ] = True,
-    of: Annotated[
-        list[str] | None, typer.Option("--weights-of", help="Those rows alone; may be given several times.")
-    ] = None,
     add: Annotated[
         bool,
         typer.Option(
@@ -846,7 +837,7 @@ def track_export(
     """
     from relinear.tracking.committed import export
 
-    sizes = export(scale_results, out, weights=weights, of=of or (), add=add)
+    sizes = export(scale_results, out, weights=weights, add=add)
     for part, size in sizes.items():
         print(f"{size:>12,} bytes  {part}")
     print(f"{sum(sizes.values()):>12,} bytes  {out}")

@@ -298,10 +298,8 @@ def of_hub(repository: str, name: str, kind: str) -> Asset:
                 f" {type(error).__name__}: {error}. Possible: a path; a gated repository wants its licence"
                 " accepted on its page, then `hf auth login`"
             ) from None
-        commit, sizes = (
-            folder.name,
-            {p.relative_to(folder).as_posix(): p.stat().st_size for p in folder.rglob("*") if p.is_file()},
-        )
+        commit = folder.name
+        sizes = {p.relative_to(folder).as_posix(): p.stat().st_size for p in folder.rglob("*") if p.is_file()}
     members = wanted(list(sizes), kind)
     if not members:
         raise UserError(

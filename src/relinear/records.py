@@ -3,6 +3,7 @@ files by sha256."""
 
 import errno
 import functools
+import glob
 import hashlib
 import json
 import os
@@ -14,10 +15,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from relinear import schemas
 from relinear.core import store
 from relinear.files import MANIFEST, sha256, write_json
-from relinear.schemas import DEEPEST, BrokenError, Form, Manifest, Metrics, Record, Whole, require
+from relinear.schemas import BrokenError, Form, Manifest, Metrics, Record, require
 
 SCHEMA = 2  # the schema of run.json that this version writes, and the only one that it reads
 ASIDE = "run.json.broken"
@@ -25,10 +25,6 @@ AHEAD = 5.0  # seconds that another machine's clock may be ahead
 # bytes of a file that is hashed whenever rules are read; of a larger one, such as weights, the size is
 # compared
 LIGHT = 1 << 20
-# folders of a scale that were whole, beside what steps write (`relinear.machine.disk.WORK`)
-SEEN = Path(".work/whole.json")
-SETTLED = 60  # seconds since a file's last change after which its state tells a further one
-
 
 State = tuple[int, int, int, int]  # numbers that change when a file is written to or replaced
 # records that had their form, as the file system has them -> the folders of their parents, as they name them
@@ -62,26 +58,6 @@ def parents(folder: str) -> tuple[str, ...]:
     return _good[path, now]
 
 
-def recorded(root: Path) -> list[Path]:
-    """The folders of a scale's results in which a record lies, in their order."""
-    found = sorted(path for path in _made(root) if os.path.isfile(os.path.join(path, "run.json")))
-    return [Path(path) for path in found]
-
-
-def _made(root: Path) -> list[str]:
-    """Where records of a scale's results may lie: `<kind>/<name>`, and `runs/<run>/<step>`."""
-    found = [path for kind in _inside(root) for path in _inside(kind)]
-    runs = os.path.join(root, "runs")
-    return found + [step for run in found if os.path.dirname(run) == runs for step in _inside(run)]
-
-
-def _inside(folder: Path | str) -> list[str]:
-    """What lies in a folder; nothing where it is none, or may not be looked into."""
-    with suppress(OSError):
-        return [os.path.join(folder, name) for name in os.listdir(folder)]
-    return []
-
-
 def read_json(path: Path) -> dict[str, Any]:
     """The mapping that a JSON file holds. Raises BrokenError for a file that holds none, or one that is
     nested too deep."""
@@ -90,7 +66,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise BrokenError(f"{path} cannot be read: {error}") from None
     except RecursionError:
-        raise BrokenError(f"{path} is nested deeper than {DEEPEST} levels") from None
+        raise BrokenError(f"{path} is nested too deep") from None
     if not isinstance(found, dict):
         raise BrokenError(f"{path} must hold a JSON object; got a {type(found).__name__}")
     return found
@@ -164,12 +140,9 @@ def differs(folder: Path, record: dict[str, Any], of: str = "run.json", light: b
     `light`: of files of more than `LIGHT` bytes, whose reading takes long, the size alone is compared.
     """
     for name, entry in record["artefacts"].items():
-        size, path = entry.get("bytes"), os.path.join(folder, name)
-        if (now := _now(path)) is not None:
-            if light and isinstance(size, int) and LIGHT < size == now[1]:
-                continue
-            if _sha256_of(path, now) == entry.get("sha256"):
-                continue
+        now = _now(os.path.join(folder, name)) if light else None
+        if now is not None and LIGHT < now[1] == entry.get("bytes"):
+            continue
         if wrong := difference(folder, record, name, of):
             return wrong
     return None
@@ -194,14 +167,6 @@ def _now(path: Path | str) -> State | None:
     if not stat.S_ISREG(found.st_mode):
         return None
     return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
-
-
-@functools.cache
-def _sha256_of(path: str, now: State) -> str:
-    if now[1] > LIGHT:
-        return sha256(Path(path))
-    with open(path, "rb") as file:  # at once: most are small, and `file_digest` takes a buffer of 256 KiB
-        return hashlib.sha256(file.read()).hexdigest()
 
 
 @functools.cache
@@ -247,93 +212,31 @@ def finished(folder: Path, check: Callable[[Path], dict[str, Any] | None] = whol
 
 def set_aside(root: Path) -> Iterator[str]:
     """Rename each record of a scale's results whose folder is not `whole`, so that rules see that its stage
-    is not finished; a line for each.
-
-    A folder that was whole is looked at again only if one of its files was written to or replaced since, as
-    the file system has it. What says so lies below the results; it is not believed of a file that was changed
-    within `SETTLED` of the look, nor where another version of this module wrote it.
-    """
-    known, found = _seen_whole(root), {}
-    for folder in recorded(root):
-        name, began = os.path.relpath(folder, root), time.time_ns()
-        if (seen := known.get(name)) and _as_seen(folder, seen):
-            found[name] = seen
-            continue
+    is not finished; a line for each."""
+    for folder in store.nodes(root):
         try:
-            record = whole(folder)
-        except BrokenError:
+            whole(folder)
+        except (BrokenError, FileNotFoundError):
             try:
-                record = whole(folder)  # read again: a step may just have moved its folder in
+                whole(folder)  # read again: a step may just have moved its folder in, or its old one away
             except BrokenError as error:
                 put_aside(folder)
                 yield f"{error}; its step runs again"
-                continue
-        if record is not None and (seen := _seen(folder, record, began)):
-            found[name] = seen
-    if found != known:
-        _keep_whole(root, found)
-
-
-def _seen(folder: Path, record: Mapping[str, Any], began: int) -> dict[str, Any] | None:
-    """What is kept of a whole folder: the state of each of its files, and its parents. None where a file may
-    have changed while it was looked at."""
-    states = {name: _now(os.path.join(folder, name)) for name in ("run.json", *record["artefacts"])}
-    if any(state is None or max(state[2:]) > began - SETTLED * 10**9 for state in states.values()):
-        return None
-    parents = [parent["path"] for parent in record["parents"].values()]
-    return {"files": {name: list(state) for name, state in states.items() if state}, "parents": parents}
-
-
-def _as_seen(folder: Path, seen: Mapping[str, Any]) -> bool:
-    """Whether each file of a folder is in the state in which it was seen."""
-    for name, state in seen["files"].items():
-        if (now := _now(os.path.join(folder, name))) is None or list(now) != state:
-            return False
-        if name == "run.json":
-            _good[os.path.join(folder, name), now] = tuple(seen["parents"])
-    return True
-
-
-def _seen_whole(root: Path) -> dict[str, dict[str, Any]]:
-    """Folder -> what was kept of it when it was whole; nothing where that cannot be read."""
-    with suppress(OSError, ValueError, RecursionError, BrokenError):
-        told = require(Whole, json.loads((root / SEEN).read_bytes()), SEEN)
-        if told.rules == _rules():
-            return {name: seen.model_dump() for name, seen in told.folders.items()}
-    return {}
-
-
-def _keep_whole(root: Path, found: Mapping[str, Any]) -> None:
-    """Keep what was seen of whole folders. Where no step has written yet, or nothing can be written, each
-    command looks again."""
-    path = root / SEEN
-    unfinished = path.with_name(f".{SEEN.name}.{os.getpid()}")
-    try:
-        unfinished.write_text(json.dumps({"rules": _rules(), "folders": found}))
-        os.replace(unfinished, path)
-    except OSError:
-        with suppress(OSError):
-            unfinished.unlink()
-
-
-@functools.cache
-def _rules() -> str:
-    """A hash of the code that says whether a folder is whole."""
-    return hashlib.sha256(
-        b"".join(Path(file).read_bytes() for file in (__file__, schemas.__file__))
-    ).hexdigest()
 
 
 def from_the_future(root: Path, specs: Iterable[Path] = ()) -> Iterator[str]:
     """Give what rules compare the times of, records and drawings of a scale and specs, the time of now where
     a file has one in the future; a line where there are any."""
     now, found = time.time(), 0
-    made = _made(root)
-    files = [file for folder in made for file in _inside(folder) if file.endswith(".json")]
-    tables = [path for path in _inside(root.parent) if "table2." in os.path.basename(path)]
-    for path in {*made, *files, *tables, *map(str, specs)}:
+    # unlike Path.glob, this goes on where another process takes a folder away meanwhile
+    made = (
+        root / name
+        for place in ("*/*", "*/*/*.json", "runs/*/*/*.json")
+        for name in glob.iglob(place, root_dir=root, include_hidden=True)
+    )
+    for path in {*made, *root.parent.glob("*table2.*"), *specs}:
         with suppress(FileNotFoundError):
-            if os.stat(path).st_mtime > now + AHEAD and os.path.isfile(path):
+            if path.stat().st_mtime > now + AHEAD and path.is_file():
                 os.utime(path, (now, now))
                 found += 1
     if found:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from relinear import records
+from relinear.core import store
 from relinear.errors import UserError
 from relinear.plan.plan import Plan
 
@@ -25,7 +26,7 @@ def retime(plan: Plan) -> int:
     """Give each result of a plan that stands, and is older than a parent, the time of now; returns how many
     there were. Parents come first. What does not stand keeps its time, so that rules run it."""
     found = {}
-    for folder in records.recorded(plan.root):
+    for folder in store.nodes(plan.root):
         with contextlib.suppress(OSError):  # as of a step that ends just now
             found[str(folder)] = os.stat(f"{folder}/run.json").st_mtime
     done: dict[str, float] = {}

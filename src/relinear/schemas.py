@@ -8,7 +8,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from relinear.errors import UserError
 
-DEEPEST = 40  # levels of a JSON file; ours have eight at most
 # between them every record was started
 FIRST, LAST = datetime(2020, 1, 1, tzinfo=UTC), datetime(2100, 1, 1, tzinfo=UTC)
 SHOWN = 80  # characters of a wrong value in its error
@@ -159,20 +158,6 @@ class Provenance(Form):
 Kind = TypeVar("Kind", bound=Form)
 
 
-class Seen(Form):
-    """Of a folder that was whole: its files, each with inode, size and times, and the parents' folders."""
-
-    files: dict[str, list[int]]
-    parents: list[str]
-
-
-class Whole(Form):
-    """Folders that were whole, and a hash of the code that found them so."""
-
-    rules: str
-    folders: dict[str, Seen]
-
-
 class BrokenError(UserError):
     """A file that exists and cannot be believed. The message names the file and the fault, and the field and
     its value where there is one."""
@@ -183,8 +168,6 @@ def require(kind: type[Kind], data: Any, where: object) -> Kind:
     of another type."""
     if not isinstance(data, dict):
         raise BrokenError(f"{where} must hold a JSON object; got a {type(data).__name__}")
-    if deep(data):
-        raise BrokenError(f"{where} is nested deeper than {DEEPEST} levels")
     try:
         return kind.model_validate(data)
     except ValidationError as error:
@@ -197,21 +180,3 @@ def require(kind: type[Kind], data: Any, where: object) -> Kind:
         raise BrokenError(
             f"{where}: {at}: {said}; got {got if len(got) <= SHOWN else f'{got[:SHOWN]} ...'}"
         ) from None
-
-
-NESTS = (dict, list)
-
-
-def deep(data: Any) -> bool:
-    """Whether a value is nested deeper than `DEEPEST` levels."""
-    level = [data] if isinstance(data, NESTS) else []
-    for _ in range(DEEPEST):
-        level = [
-            part
-            for value in level
-            for part in (value.values() if isinstance(value, dict) else value)
-            if isinstance(part, NESTS)
-        ]
-        if not level:
-            return False
-    return True

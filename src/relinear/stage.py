@@ -35,7 +35,7 @@ from relinear.machine import cpu
 from relinear.machine.disk import WORK, in_the_way, sync
 from relinear.machine.mode import as_umask
 from relinear.plan.assets import Own
-from relinear.plan.code import kernel_hashes
+from relinear.plan.code import code_hash, kernel_hashes
 from relinear.plan.forms import contents
 from relinear.plan.job import Job, Link
 from relinear.plan.names import digest
@@ -208,20 +208,13 @@ def _keep(folder: Path, node: Node) -> None:
 
 def _outdated(plan: Plan, node: Node, record: dict) -> str | None:
     """A sentence about a parent that was made again under the same key, with other contents than the record
-    was made from. None without one.
-
-    Older records do not name their parents' contents; there the time at which a parent was made decides.
-    """
+    was made from. None without one."""
     for role, parent in plan.parents(node).items():
         with suppress(records.BrokenError):
             told, now = record["parents"].get(role, {}), records.read(plan.folder(parent))
             if now is None or now["key"] != told.get("key"):
                 continue
-            if (
-                told["contents"] != contents(now)
-                if "contents" in told
-                else now.get("started", "") > record.get("started", "")
-            ):
+            if told.get("contents") != contents(now):
                 return f"its parent `{parent}` was made again, with other contents"
     return None
 
@@ -248,8 +241,8 @@ def _run(plan: Plan, node: Node, job: Job, key: str, parents: dict, work: Callab
         "key": key,
         "config": job.settings,
         "config_hash": digest(job.settings),
-        "code_hash": plan.code(node),
-        "kernels": kernel_hashes(plan.modules(node)),
+        "code_hash": code_hash(plan.work(node).modules),
+        "kernels": kernel_hashes(plan.work(node).modules),
         "parents": parents,
         "artefacts": {},
         "datasets": _datasets(plan, node, job),

@@ -6,14 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from relinear import records
+from relinear.core import store
 from relinear.errors import UserError
 from relinear.plan.code import kernel_hashes
 from relinear.plan.plan import Plan
 from relinear.stage import lock_hash
 from relinear.stages._stage import Node
-
-# below a scale's folder: an input, a run's step or measurement
-DEPTHS = ("*/*/run.json", "runs/*/*/run.json")
 
 
 def lines(plan: Plan) -> list[str]:
@@ -26,14 +24,7 @@ def lines(plan: Plan) -> list[str]:
     """
     # the teacher only chooses the rows of tables; folders name their model
     plan = replace(plan, teacher=None)
-    folders = sorted(
-        {
-            path.parent
-            for depth in DEPTHS
-            for path in plan.root.glob(depth)
-            if not path.relative_to(plan.root).parts[0].startswith(".")
-        }
-    )
+    folders = store.nodes(plan.root)
     if not folders:
         raise UserError(
             f"no finished result in {plan.root}; `snakemake` makes them, or choose another --scale, --budget,"
@@ -61,7 +52,7 @@ def _reasons(plan: Plan, folder: Path) -> Iterator[str]:
     else:
         if record.get("key") != plan.key(node):
             yield f"would be made anew (key {str(record.get('key'))[:12]}, now {plan.key(node)[:12]})"
-        yield from _differences("kernel", record.get("kernels", {}), kernel_hashes(plan.modules(node)))
+        yield from _differences("kernel", record.get("kernels", {}), kernel_hashes(plan.work(node).modules))
         yield from _differences(
             "asset", record.get("config", {}).get("assets", {}), plan.settings(node)["assets"]
         )

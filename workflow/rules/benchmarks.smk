@@ -73,7 +73,7 @@ rule decoding:
 rule parity:
     """The laws on a real model: pieces, prefixes, padding and single tokens beside the parallel form, of every method."""
     input:
-        lambda wildcards: records([plan.model_of("teacher")]),
+        lambda wildcards: records([Node("model", plan.run("teacher").model)]),
         text="LICENSE",
     output:
         "results/parity/parity.csv",

@@ -15,22 +15,16 @@ REPOSITORY = Path(workflow.basedir).resolve()
 
 gc.disable()  # until all rules are read: what is read stays, and looking for garbage in it takes a second
 
-
-def without_traceback(kind, error, traceback):
-    """Ctrl-C while rules are read and jobs are chosen is no fault of the code. While jobs run, Snakemake ends them itself (OneLine)."""
-    if issubclass(kind, KeyboardInterrupt):
-        print("error: interrupted; give the same command again", file=sys.stderr)
-    else:
-        sys.__excepthook__(kind, error, traceback)
-
-
-sys.excepthook = without_traceback
-
 # Snakemake puts the clone's folder first: a file there, such as yaml.py, would be imported in a library's place.
 sys.path[:] = [
     *(str(REPOSITORY / folder) for folder in ("src", "kernels")),
     *(p for p in sys.path if Path(p).resolve() not in (REPOSITORY, Path.cwd())),
 ]
+
+# Ctrl-C while rules are read and jobs are chosen is no fault of the code. While jobs run, Snakemake ends them itself (OneLine).
+from relinear.machine.interrupt import OneLine, patient
+
+patient()
 
 from snakemake.cli import parse_args
 from snakemake.io import IOFile
@@ -40,7 +34,6 @@ from relinear import stages
 from relinear.errors import UserError
 from relinear.machine import warm
 from relinear.machine.disk import make_writable, require_possible
-from relinear.machine.interrupt import OneLine
 from relinear.plan.code import code_hash
 from relinear.plan.plan import from_cli
 from relinear.plan.targets import check_target, explain_target, places

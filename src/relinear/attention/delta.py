@@ -154,6 +154,12 @@ def through(layer: nn.Module, x: Tensor) -> Tensor:
     return project(layer.wide, project(layer.narrow, x)) if isinstance(layer, Narrow) else project(layer, x)
 
 
+def of_each_head(x: Tensor, w: Tensor) -> Tensor:
+    """x W ``[B, T, H, F]`` of each head of x ``[B, T, H, D]``, with W ``[H, D, F]``."""
+    y = torch.bmm(x.flatten(0, 1).transpose(0, 1), w.to(x.dtype))
+    return y.transpose(0, 1).unflatten(0, x.shape[:2])
+
+
 def root_mean_square(x: Tensor) -> Tensor:
     """That of each row ``[.., D]``, as ``[.., 1]``."""
     return (x.square().mean(-1, keepdim=True) + EPSILON).sqrt()
@@ -225,18 +231,23 @@ class Method(Parts, Attention):
                 if before is None
                 else torch.cat([before[i].to(x.dtype), x], 1)
             )
-            found.append(sum(self.taps[i, j].to(x.dtype) * x[:, j : j + length] for j in range(TAPS)))
+            taps = self.taps[i].to(x.dtype)
+            found.append(
+                (taps * x).sum(1, keepdim=True)  # of a token, whose time is the number of its operators
+                if length == 1
+                else sum(taps[j] * x[:, j : j + length] for j in range(TAPS))
+            )
             kept.append(x[:, length:].to(inputs.k.dtype, copy=True))  # a view would keep the whole piece
         return *found, Convolved(*kept)
 
     def _features(self, inputs: Inputs, k: Tensor) -> tuple[Tensor, Tensor]:
         """q ``[B, T, H, D]`` and k ``[B, T, M, D]`` as the state reads and writes them."""
-        q, k = wide(inputs.q), k.repeat_interleave(self.states // self.heads.groups, 2)
+        q = wide(inputs.q)
+        if self.states != self.heads.groups:
+            k = k.repeat_interleave(self.states // self.heads.groups, 2)
         if self.options.feature == "l2":
             q, k = (
-                nn.functional.normalize(
-                    nn.functional.silu(torch.einsum("bthd,hdf->bthf", x, w.to(x.dtype))), dim=-1, eps=EPSILON
-                )
+                nn.functional.normalize(nn.functional.silu(of_each_head(x, w)), dim=-1, eps=EPSILON)
                 for x, w in ((q, self.w_q), (k, self.w_k))
             )
         elif self.options.feature == "rms":

@@ -296,11 +296,9 @@ def main(
     if tokens < 1024:
         raise UserError(f"--tokens must be at least 1024, for tenths to mean something; got {tokens}")
     campaign = Campaign(out / "decoding.csv", COLUMNS)
-    kept, about, began = (
-        earlier(campaign),
-        session(f"python -m relinear.benchmarks.decoding --tokens {tokens} --jobs {jobs}"),
-        time.monotonic(),
-    )
+    kept = earlier(campaign)
+    about = session(f"python -m relinear.benchmarks.decoding --tokens {tokens} --jobs {jobs}")
+    began = time.monotonic()
     rows = measure_all(campaign, kept, tokens, jobs)
     figures = figures_of(rows)
     if rows != kept:  # else the provenance stays that of the call that measured

@@ -53,7 +53,7 @@ def fewest_bytes(shape: Shape, mode: str) -> int:
     return forward if mode == FORWARD else forward + 3 * q + 2 * k + q + 2 * k
 
 
-def time_run(run: Callable[[], Any], leaves: Sequence[Tensor], milliseconds: float = 60) -> dict[str, Any]:
+def time_run(run: Callable[[], Any], leaves: Sequence[Tensor]) -> dict[str, Any]:
     """Columns of a row: milliseconds, peak memory above what was held before in GiB, seconds of the first
     call, a note if no CUDA graph was recorded.
 
@@ -81,7 +81,7 @@ def time_run(run: Callable[[], Any], leaves: Sequence[Tensor], milliseconds: flo
         first = time.perf_counter() - began
         peak = torch.cuda.max_memory_allocated() - held
         replay = record_graph(step)
-        ms = do_bench(replay or step, warmup=15, rep=milliseconds, return_mode="median")
+        ms = do_bench(replay or step, warmup=15, rep=60, return_mode="median")
     finally:
         for x in leaves:
             x.requires_grad_(False)
@@ -110,8 +110,8 @@ def outputs_of(returned: Any) -> tuple[Tensor, ...]:
 class Bench:
     """The rows of a campaign, written as each is measured, and the time that is left for them.
 
-    `only` selects operations and shapes, `provider` the forms of these, `missing` the rows that no earlier
-    call has measured. The file's other rows stay.
+    `only` selects operations and shapes, `missing` the rows that no earlier call has measured. The file's
+    other rows stay. `speed`: bytes that a copy moves in a second; `commit`: what new rows name.
     """
 
     def __init__(
@@ -120,19 +120,12 @@ class Bench:
         seconds: float,
         *,
         only: str = "",
-        provider: str = "",
         missing: bool = False,
         speed: float = 1.0,
         commit: str = "",
     ):
-        self.campaign, self.until, self.only, self.provider, self.missing = (
-            campaign,
-            time.monotonic() + seconds,
-            only,
-            provider,
-            missing,
-        )
-        # bytes that a copy moves in a second; the commit that new rows name
+        self.campaign, self.until = campaign, time.monotonic() + seconds
+        self.only, self.missing = only, missing
         self.speed, self.commit = speed, commit
         self.rows = {_key(row): row for row in campaign.rows}
 
@@ -149,7 +142,7 @@ class Bench:
             return
         torch.compiler.reset()  # torch.compile gives up on a function that it has compiled for eight shapes
         for provider, form in make(shape).items():
-            for mode in modes if re.search(self.provider, provider) else ():
+            for mode in modes:
                 leaves = {BOTH: form.leaves, TRANSFER: form.maps}.get(mode, ())
                 if leaves or mode not in (BOTH, TRANSFER):
                     self._measure(op, provider, shape, mode, form, leaves)
@@ -293,67 +286,43 @@ def main(
     only: Annotated[
         str, typer.Option(help="measure the operations and shapes that match this regular expression")
     ] = "",
-    provider: Annotated[
-        str, typer.Option(help="measure the forms whose provider matches this regular expression")
-    ] = "",
     missing: Annotated[
         bool, typer.Option("--missing", help="measure the rows that bench.csv lacks or marks not run")
     ] = False,
-    commit: Annotated[
-        str, typer.Option(help="the commit of the code, where its folder is no repository")
-    ] = "",
-    note: Annotated[str, typer.Option(help="what a reader of the provenance should know of this call")] = "",
-    ratios_only: Annotated[
-        bool, typer.Option("--ratios-only", help="write ratios.md from the rows there are")
-    ] = False,
 ) -> None:
     """Measure, and write rows and ratios. `snakemake lizard_figure6 hedgehog_figure6` draws them."""
-    for option, pattern in (("--only", only), ("--provider", provider)):
-        try:
-            re.compile(pattern)
-        except re.error as problem:
-            raise UserError(f"{option} must be a regular expression; got {pattern!r}: {problem}") from None
-    if not ratios_only:
-        if not torch.cuda.is_available():
-            raise UserError("the benchmark of the kernels needs a CUDA GPU; have none")
-        campaign, speed = (
-            Campaign(out / "bench.csv", COLUMNS, anew=not (only or provider or missing)),
-            copied_per_second(),
+    try:
+        re.compile(only)
+    except re.error as problem:
+        raise UserError(f"--only must be a regular expression; got {only!r}: {problem}") from None
+    if not torch.cuda.is_available():
+        raise UserError("the benchmark of the kernels needs a CUDA GPU; have none")
+    campaign, speed = Campaign(out / "bench.csv", COLUMNS, anew=not (only or missing)), copied_per_second()
+    about = session("python -m relinear.benchmarks.kernels") | {
+        "gpu": torch.cuda.get_device_name(),
+        "bandwidth_bytes_per_s": speed,
+        "only": only,
+        "missing": missing,
+        "seconds": seconds,
+    }
+    with suppress(metadata.PackageNotFoundError):
+        about["versions"]["fla-core"] = metadata.version("fla-core")
+    earlier = campaign.about.get("runs", [])
+    if others := {run["gpu"] for run in earlier} - {about["gpu"]}:
+        raise UserError(
+            f"{campaign.path} has rows of another GPU: got {about['gpu']}, expected {', '.join(others)};"
+            " possible: another --out"
         )
-        about = session("python -m relinear.benchmarks.kernels") | {
-            "gpu": torch.cuda.get_device_name(),
-            "bandwidth_bytes_per_s": speed,
-        }
-        about |= {
-            "only": only,
-            "provider": provider,
-            "missing": missing,
-            "seconds": seconds,
-            "note": note,
-            "commit": commit or about["commit"],
-        }
-        with suppress(metadata.PackageNotFoundError):
-            about["versions"]["fla-core"] = metadata.version("fla-core")
-        earlier = campaign.about.get("runs", [])
-        if others := {run["gpu"] for run in earlier} - {about["gpu"]}:
-            raise UserError(
-                f"{campaign.path} has rows of another GPU: got {about['gpu']}, expected {', '.join(others)};"
-                " possible: another --out"
-            )
-        campaign.describe(
-            command=about["command"],
-            dtype="bfloat16",
-            tolerance=TOLERANCE,
-            bandwidth_bytes_per_s=speed,
-            runs=[*earlier, about],
-            timing=(
-                "median of a CUDA graph's replays, L2 cache cleared between them (triton.testing.do_bench)"
-            ),
-        )
-        mark = (about["commit"] or "")[:7] + "+" * bool(about["dirty"])
-        suite(
-            Bench(campaign, seconds, only=only, provider=provider, missing=missing, speed=speed, commit=mark)
-        )
+    campaign.describe(
+        command=about["command"],
+        dtype="bfloat16",
+        tolerance=TOLERANCE,
+        bandwidth_bytes_per_s=speed,
+        runs=[*earlier, about],
+        timing="median of a CUDA graph's replays, L2 cache cleared between them (triton.testing.do_bench)",
+    )
+    mark = (about["commit"] or "")[:7] + "+" * bool(about["dirty"])
+    suite(Bench(campaign, seconds, only=only, missing=missing, speed=speed, commit=mark))
     write_text(out / "ratios.md", ratios(read(out / "bench.csv")))
 
 

@@ -125,8 +125,9 @@ def exists(path: Path) -> bool:
 
 
 def nodes(root: Path) -> list[Path]:
-    """The folders of all finished nodes of a campaign's results, those of its store among them."""
-    found = {path.parent for pattern in ("*/*", "runs/*/*") for path in root.glob(f"{pattern}/{RECORD}")}
+    """The folders of all finished nodes of a campaign's results, those of its store among them. Folders whose
+    names begin with a dot hold none."""
+    found = {path.parent for kind in ("[!.]*/*", "runs/*/*") for path in root.glob(f"{kind}/{RECORD}")}
     return sorted(
         found | ({root / name for name in opened(root).rows} if (root / NODES).is_file() else set())
     )
@@ -513,10 +514,8 @@ def _readings_table(readings: Mapping[str, Sequence[Mapping[str, Any]]]) -> "pa.
 def _items_table(items: Mapping[str, Columns], kinds: Mapping[str, Mapping[str, str]]) -> "pa.Table":
     import pyarrow as pa
 
-    fields, columns = (
-        [pa.field("node", pa.string())],
-        [_texts(node for node, own in items.items() for _ in range(_length(own)))],
-    )
+    fields = [pa.field("node", pa.string())]
+    columns = [_texts(node for node, own in items.items() for _ in range(_length(own)))]
     for name in sorted({name for own in items.values() for name in own}):
         values = [value for own in items.values() for value in own.get(name, [None] * _length(own))]
         field, column = _encoded(name, values, {own[name] for own in kinds.values() if name in own}, None)

@@ -126,10 +126,8 @@ def _figure_of_one(found: Measured | None, titles: tuple[str | None, ...]) -> Fi
     """Weights of some heads on the left, the distances of all heads on the right."""
     if found is None:
         return page(0.5, (*titles, NOT_RUN))
-    pairs, distances = (
-        read_weights(found.folder / "weights.safetensors"),
-        {metric: per_head(found, metric) for metric in DISTANCES},
-    )
+    pairs = read_weights(found.folder / "weights.safetensors")
+    distances = {metric: per_head(found, metric) for metric in DISTANCES}
     figure = page(0.8 + 2.3 * max(2, len(pairs)), titles)
     left, right = figure.subfigures(1, 2, width_ratios=[5, 3])
     _draw_pairs(left, pairs, distances)

@@ -46,28 +46,17 @@ class Beside(NamedTuple):
         return once(self.read_all, file)
 
     def of(self, place: Path) -> Any:
-        """What is told of the drawing `<folder>/<paper>/<stem>`, in the folder's one file or, as earlier
-        versions left it, beside the drawing; None where neither has it."""
-        if (told := self.committed(place.parents[1]).get(f"{place.parent.name}/{place.name}")) is not None:
-            return told
-        own = place.with_name(place.name + self.ending)
-        if not own.is_file():
-            return None
-        require_committed(own)
-        return self.read(own)
+        """What is told of the committed drawing `<folder>/<paper>/<stem>`; None where nothing is."""
+        return self.committed(place.parents[1]).get(f"{place.parent.name}/{place.name}")
 
     def of_all(self, reference: Path) -> dict[Path, Any]:
         """What is told of every drawing of the folders in `reference`, by its place
         `<folder>/<paper>/<stem>`, as `of` gives it of one."""
-        found = {
+        return {
             file.parent / drawing: told
             for file in sorted(reference.glob(f"*/{self.file}"))
             for drawing, told in self.committed(file.parent).items()
         }
-        for own in sorted(reference.glob(f"*/*/*{self.ending}")):
-            place = own.with_name(own.name.removesuffix(self.ending))
-            found[place] = self.of(place)
-        return found
 
     def of_drawings(self, folder: Path, files: Iterable[Path]) -> dict[str, Any]:
         """As `committed`, of those among these files in the folder that lie beside a drawing."""

@@ -290,10 +290,8 @@ def _norms(spec: Grid, heats: Mapping[str, Heat]) -> dict[str, Normalize]:
     norms: dict[str, Normalize] = {}
     for scale in {_scale(spec, panel) for panel in spec.panels}:
         own = [panel for panel in spec.panels if _scale(spec, panel) == scale]
-        log, shown = (
-            any(panel.log for panel in own),
-            [heats[panel.name] for panel in own if panel.name in heats],
-        )
+        log = any(panel.log for panel in own)
+        shown = [heats[panel.name] for panel in own if panel.name in heats]
         finite = np.concatenate([np.zeros(0), *(heat.values.ravel() for heat in shown)])
         finite = finite[np.isfinite(finite) & ((finite > 0) | (not log))]
         ends = (0, 100) if all(map(_is_written, shown)) else (1, 99)

@@ -82,10 +82,8 @@ def mean(parts: Sequence[Pulls | None]) -> Pulls | None:
         )
         return Pulls(known[0].items, pulls, outcomes)
     items = _shared(tuple(item for part in known for item in part.items))
-    pulls, outcomes = (
-        tuple(pull / len(known) for part in known for pull in part.pulls),
-        tuple(x for part in known for x in part.outcomes),
-    )
+    pulls = tuple(pull / len(known) for part in known for pull in part.pulls)
+    outcomes = tuple(x for part in known for x in part.outcomes)
     return Pulls(items, pulls, outcomes) if len(set(items)) == len(items) else None
 
 

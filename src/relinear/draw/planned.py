@@ -101,7 +101,9 @@ def _about(plan: Plan, artefact: Artefact) -> About:
         kind="model" if any(plan.models[model].init == "random" for model in models) else "teacher",
         demonstration=" ".join(filter(None, warnings)) or None,
         nothing_to_judge=plan.config.nothing_to_judge,
-        data={measure: plan.stand_in("data", name) for measure, name in names.items() if name is not None},
+        data={
+            measure: plan.scaled.stand_in("data", name) for measure, name in names.items() if name is not None
+        },
         own_data=_own_data(plan, artefact),
         undefined=plan.undefined(artefact),
         spreads=spreads.committed(),

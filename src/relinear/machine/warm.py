@@ -10,6 +10,13 @@ A fork ends with the script that asked for it. The process ends with its owner, 
 end, as by SIGTERM.
 """
 
+if __name__ == "__main__":
+    import _signal  # built in, and so at once: Ctrl-C during the imports below would be a traceback
+
+    if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
+        _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
+
+import functools
 import json
 import os
 import select
@@ -19,6 +26,7 @@ import sys
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
+from types import FrameType
 
 # the environment variable with the address of the process that forks; empty: none is to be started
 ADDRESS = "RELINEAR_WARM"
@@ -46,6 +54,10 @@ LIBRARIES = (
 )
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 INTERRUPTED = "error: interrupted; give the same command again"
+AGAIN = 0.02  # seconds, after which a signal that came in the middle of an import comes again
+
+
+Answer = Callable[[int, FrameType | None], object]  # to a signal
 
 
 class Unanswered(Exception):
@@ -78,14 +90,9 @@ def ask(address: str, argv: list[str]) -> int:
             connection.connect(address)
             request = {"argv": argv, "cwd": os.getcwd(), "environment": dict(os.environ)}
             socket.send_fds(connection, [json.dumps(request).encode()], [0, 1, 2])
-            said = connection.recv(4096).decode()
+            pid = _taken(connection)
         except OSError as error:
             raise Unanswered(error.strerror) from None
-        if not said.isdigit():
-            raise Unanswered(said or "it has ended")
-        pid = int(said)
-        for number in FORWARDED:
-            signal.signal(number, lambda number, _: os.kill(pid, number))
         status = connection.recv(64)
     if status:
         return int(status)
@@ -96,6 +103,43 @@ def ask(address: str, argv: list[str]) -> int:
         file=sys.stderr,
     )
     return 1
+
+
+def _taken(connection: socket.socket) -> int:
+    """The fork's process, to which signals are forwarded from its first instant on; before there is one, they
+    do what they did. Raises Unanswered where there is none, or where it ended before it could do anything."""
+    pid, early, before = 0, [], {number: signal.getsignal(number) for number in FORWARDED}
+    if before[signal.SIGHUP] is signal.SIG_IGN:  # as below nohup
+        del before[signal.SIGHUP]
+
+    def forward(number: int, frame: object) -> None:
+        if pid:
+            with suppress(ProcessLookupError):  # it has ended, and its status is on its way
+                os.kill(pid, number)
+        elif select.select([connection], [], [], 0)[0]:  # there is an answer, which is read below
+            early.append(number)
+        else:
+            signal.signal(number, before[number])
+            signal.raise_signal(number)
+
+    for number in before:
+        signal.signal(number, forward)
+    connection.recv(1, socket.MSG_PEEK)
+    signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
+    said = connection.recv(4096).decode()
+    if said.isdigit():
+        pid = int(said)
+    else:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
+    for number in early:
+        os.kill(pid or os.getpid(), number)
+    if said.startswith(("+", "-")):  # the status of a fork that had said nothing
+        said = f"its fork ended at once, with status {int(said)}"
+    if not pid:
+        raise Unanswered(said or "it has ended")
+    return pid
 
 
 def end_as(code: int) -> int:
@@ -109,6 +153,8 @@ def end_as(code: int) -> int:
 
 def main(argv: list[str]) -> int:
     """Do `python ARGV` in a fork, or, where none is to be had, become that Python."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if address := os.environ.get(ADDRESS):
         try:
             return end_as(ask(address, argv))
@@ -201,11 +247,11 @@ def _serve(
             with suppress(OSError):
                 connection.send(reason.encode())
         elif request and not (pid := os.fork()):  # without one, whoever asked was killed before
-            for open_file in (listener, connection, *(script for _, script in running.values())):
+            for open_file in (listener, *(script for _, script in running.values())):
                 open_file.close()
             for descriptor in (ends, *running):
                 os.close(descriptor)
-            end(become, json.loads(request), files, work)
+            end(become, json.loads(request), files, functools.partial(answer, connection, work))
         for file in files:
             os.close(file)
         if pid is None:
@@ -214,20 +260,19 @@ def _serve(
         running[over] = pid, connection
         waiting[over] = lambda: report(over)
         waiting[connection.fileno()] = lambda: kill(over)
-        with suppress(OSError):
-            connection.send(str(pid).encode())
 
     def kill(over: int) -> None:  # nobody waits for it any more
         pid, connection = running[over]
         del waiting[connection.fileno()]
-        with suppress(ProcessLookupError):
-            os.killpg(pid, signal.SIGKILL)
+        for end_it in (os.killpg, os.kill):  # a fork that has just begun leads no group yet
+            with suppress(ProcessLookupError):
+                end_it(pid, signal.SIGKILL)
 
     def report(over: int) -> None:
         pid, connection = running.pop(over)
         status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         with suppress(OSError):
-            connection.send(str(status).encode())
+            connection.send(f"{status:+d}".encode())  # with a sign: digits alone are a process
         del waiting[over]
         waiting.pop(connection.fileno(), None)
         connection.close()
@@ -248,6 +293,13 @@ def _serve(
         os.waitpid(pid, 0)
 
 
+def answer(connection: socket.socket, work: Callable[[dict], object], request: dict) -> None:
+    """Tell the script of a fork that it can forward signals, and do the request."""
+    with connection, suppress(OSError):
+        connection.send(str(os.getpid()).encode())
+    work(request)
+
+
 def become(request: dict, files: list[int], work: Callable[[dict], object]) -> None:
     """Do a request in its folder, environment, input and output, as the leader of a session."""
     import random
@@ -260,10 +312,10 @@ def become(request: dict, files: list[int], work: Callable[[dict], object]) -> N
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["environment"])
-    for number, handler in zip(
-        FORWARDED, (signal.SIG_DFL, signal.default_int_handler, signal.SIG_DFL), strict=True
-    ):
-        signal.signal(number, handler)  # a shell's background jobs ignore Ctrl-C, and all that they start
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    # a shell's background jobs ignore Ctrl-C, and all that they start
+    signal.signal(signal.SIGINT, after_imports(signal.default_int_handler))
     work(request)
 
 
@@ -295,6 +347,31 @@ def end(work: Callable, *given: object) -> None:
             with suppress(Exception):
                 stream.flush()
         os._exit(code & 0xFF)
+
+
+def after_imports(answer: Answer) -> Answer:
+    """A handler of signals that calls `answer`, which may raise, once no import is under way.
+
+    What is raised in the middle of an import may be lost in a module that goes without what it cannot import,
+    or come out as another error, and leaves modules by halves.
+    """
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        if _importing(frame):
+            signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(number))
+            signal.setitimer(signal.ITIMER_REAL, AGAIN)
+        else:
+            answer(number, frame)
+
+    return handler
+
+
+def _importing(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            return True
+        frame = frame.f_back
+    return False
 
 
 def signalled(error: BaseException | None) -> int | None:

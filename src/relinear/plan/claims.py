@@ -459,7 +459,7 @@ def known(kind: str, name: Any, names: Iterable[Any], where: str = "") -> None:
         )
 
 
-def once(kind: str, names: Iterable[str]) -> None:
+def require_unique(kind: str, names: Iterable[str]) -> None:
     """Raises ValueError for a name that stands there twice."""
     if twice := [name for name, times in Counter(names).items() if times > 1]:
         raise ValueError(

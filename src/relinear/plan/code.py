@@ -167,11 +167,11 @@ def _reached(modules: Iterable[str], meet: Callable[[str], str]) -> dict[str, Pa
     waiting = list(modules)
     while waiting:
         module = meet(waiting.pop())
+        if module in found or module == KERNELS:  # the package does nothing but fetch names from its modules
+            continue
         path = find(module)
         if path is None:
             raise ValueError(f"no module {module!r} in {', '.join(PACKAGES)}")
-        if module in found or module == KERNELS:  # the package does nothing but fetch names from its modules
-            continue
         found[module] = path
         parents = [".".join(module.split(".")[:i]) for i in range(1, module.count(".") + 1)]
         waiting += {*_read(path)[1], *parents}

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
-from relinear.plan.claims import Address, Spec, known, once
+from relinear.plan.claims import Address, Spec, known, require_unique
 from relinear.plan.forms import possible
 from relinear.plan.strict import Strict
 
@@ -97,7 +97,7 @@ class Deviations(Spec):
 
     def check(self) -> None:
         """Raise ValueError for a run that stands there twice, and for claims, of which it has none."""
-        once("run", self.names())
+        require_unique("run", self.names())
         if self.claims:
             raise ValueError(
                 f"a table of deviations compares settings and has no claims; got {self.claims[0].claim!r}"

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from relinear.plan.claims import Address, Asked, InUnit, Point, Scalar, Spec, known, once
+from relinear.plan.claims import Address, Asked, InUnit, Point, Scalar, Spec, known, require_unique
 from relinear.plan.places import check_value
 from relinear.plan.strict import Strict
 
@@ -173,7 +173,7 @@ class Curves(Spec):
 
     def check(self) -> None:
         """Raise ValueError for parts that do not fit each other."""
-        once("series", self.names())
+        require_unique("series", self.names())
         for series in self.series:
             if bool(series.run) == bool(series.runs):
                 raise ValueError(f"series {series.title!r} needs either a run or runs")
@@ -181,7 +181,7 @@ class Curves(Spec):
             raise ValueError("costs need the `model` at whose shape they were measured")
         # panels may share readings
         read = {(p.name, p.measure, p.metric, p.of, p.unit, p.x, str(p.at)) for p in self.of_readings}
-        once("panel (named by `column`, else by its metric)", sorted(name for name, *_ in read))
+        require_unique("panel (named by `column`, else by its metric)", sorted(name for name, *_ in read))
         for panel in self.panels:
             self._check_panel(panel)
         if self.file and len(self.of_readings) == len(self.panels):
@@ -306,7 +306,7 @@ class AttentionMaps(Spec):
         """Raise ValueError for parts that do not fit each other."""
         if (self.run is None) == (not self.runs):
             raise ValueError("attention maps need either a `run` or `runs: {<title>: <run>}`")
-        once("run", self.names())
+        require_unique("run", self.names())
         if self.run and (self.places or self.softmax):
             raise ValueError("places and softmax are of several `runs`; got a `run`")
         super().check()
@@ -418,7 +418,7 @@ class Grid(Spec):
 
     def check(self) -> None:
         """Raise ValueError for parts that do not fit each other."""
-        once("panel", self.names())
+        require_unique("panel", self.names())
         super().check()
 
     def run_of(self, point: Point) -> str | None:

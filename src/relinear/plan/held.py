@@ -9,7 +9,7 @@ from relinear.plan.strict import ConfigError, Positive, Strict
 
 CACHED = 2  # bytes of a number of keys and values
 NUMBERS = {"float32": 4, "bfloat16": 2}  # of a state
-COUNTED = ("window", "delta")  # methods whose options say what they hold
+COUNTED = ("window", "delta", "kept")  # methods whose options say what they hold
 
 
 class Holds(Strict):
@@ -39,6 +39,8 @@ def positions(run: Run, at: Holds) -> float | None:
     given = schema(file).model_validate(run.own)
     windows = (given.window,) if isinstance(given.window, int) else given.window
     held = sum(windows) / len(windows) + given.sinks
+    if run.method == "kept":  # a token's own place is that of the window; each other one has a score
+        held = (held + given.kept - 1) * (1 + NUMBERS["float32"] / (2 * CACHED * at.dim))
     if run.method == "delta":
         states = at.heads if given.state_per == "query_head" else at.groups
         position = 2 * CACHED * at.groups * at.dim

@@ -19,11 +19,13 @@ KEEP = "keep_softmax_layers"  # an option of `relinear.linearize`, for every met
 MAKES_PARAMETERS = re.compile(r"\bnn\.[A-Z]|\bParameter\b|\btorch\.nn import")  # in a method's file
 
 
+@functools.cache
 def method_file(method: str) -> Path:
     """The file of a method: what it offers is read from it before anything imports torch."""
     return PACKAGES["relinear"] / "attention" / f"{method}.py"
 
 
+@functools.cache
 def metric_file(metric: str) -> Path:
     """The file of a metric."""
     return PACKAGES["relinear"] / "measure" / f"{metric}.py"

@@ -137,17 +137,12 @@ class Plan:
             self.workflow,
         )
 
-    def stand_in(self, kind: str, name: str) -> str:
-        """The model or data that this scale takes for a name. Raises ConfigError where there is none of that
-        name."""
-        return self.scaled.stand_in(kind, name)
-
     def run(self, name: str) -> Resolved:
         """A run by its name: `lizard`, `lizard@mistral-7b` (of another model), `lizard-seed1` (trained with
         another seed), or both."""
         if name not in self._resolved:
             base, model, seed = self._parts(name)
-            begins = self.stand_in("models", model or self.runs[base].model)
+            begins = self.scaled.stand_in("models", model or self.runs[base].model)
             self._resolved[name] = Resolved(name, self.runs[base].of(self.models[begins]), begins, seed)
         return self._resolved[name]
 
@@ -171,13 +166,13 @@ class Plan:
     def _teacher_of(self, base: str) -> str | None:
         """The `--config teacher=` override for a run. None if the run uses the other kind of model (encoder
         or decoder) or a model with the vocabulary of one data set."""
-        usual = self.models[self.stand_in("models", self.runs[base].model)]
-        chosen = self.models[self.stand_in("models", self.teacher)] if self.teacher else usual
+        usual = self.models[self.scaled.stand_in("models", self.runs[base].model)]
+        chosen = self.models[self.scaled.stand_in("models", self.teacher)] if self.teacher else usual
         return self.teacher if chosen.causal == usual.causal and usual.data is None else None
 
     def _name(self, base: str, model: str | None, seed: int) -> str:
-        usual = self.stand_in("models", self.runs[base].model)
-        other = f"@{model}" if model and self.stand_in("models", model) != usual else ""
+        usual = self.scaled.stand_in("models", self.runs[base].model)
+        other = f"@{model}" if model and self.scaled.stand_in("models", model) != usual else ""
         return base + other + (f"-seed{seed}" if seed else "")
 
     def repeats(self, run: str) -> list[str]:
@@ -267,15 +262,6 @@ class Plan:
         have = ", ".join(run for run in self.runs if step in self.run(run).run.recipes)
         return f"run {name!r} has no step {step!r}{why}; runs that do: {have or 'none at this scale'}"
 
-    def model_of(self, run: str) -> Node:
-        """The node of the model that a run begins with."""
-        return Node("model", self.run(run).model)
-
-    def text(self, data: str, model: str, dose: float = 1.0) -> Node:
-        """The node of the tokens that stand in for a data set at this scale. Raises ConfigError for data that
-        are no tokens."""
-        return self.scaled.text(data, model, dose)
-
     def text_of(self, node: Node) -> Text:
         """Data, model and dose of a text node, or of one that is named after a text."""
         part = TEXT.fullmatch(node.name)
@@ -341,15 +327,6 @@ class Plan:
         """The nodes that a node reads, by role."""
         return dict(self.work(node).parents)
 
-    def modules(self, node: Node) -> list[str]:
-        """Entry points of the code that makes a node's result."""
-        work = self.work(node)
-        return [work.module, *work.reaches]
-
-    def code(self, node: Node) -> str:
-        """The hash of the code that makes a node's result."""
-        return code_hash(self.modules(node))
-
     def key(self, node: Node) -> str:
         """The hash of all that a node's result depends on: settings, code, its parents' keys."""
         if node not in self._keys:
@@ -357,7 +334,7 @@ class Plan:
             counted = {
                 "stage": node.stage,
                 "settings": self.settings(node),
-                "code": self.code(node),
+                "code": code_hash(self.work(node).modules),
                 "parents": parents,
             }
             self._keys[node] = digest(counted)
@@ -491,11 +468,11 @@ class Plan:
         if self.device not in (None, "cpu", "cuda"):
             raise ConfigError(f"device must be cpu or cuda; got {self.device!r}")
         if self.teacher is not None:
-            self.stand_in("models", self.teacher)
+            self.scaled.stand_in("models", self.teacher)
         self.catalogue, check_tasks(self.workflow)  # all of them, also those that this scale does not read
         for kind in ("models", "data"):
             for name in getattr(self.config.stand_ins, kind):
-                self.stand_in(kind, name)
+                self.scaled.stand_in(kind, name)
         for measure in self.config.without:
             one_of(f"measure that scale {self.scale!r} leaves out,", measure, self.measures)
         for metric, options in self.config.measures.items():

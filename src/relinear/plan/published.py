@@ -74,15 +74,11 @@ def _read(path: Path, _: int) -> dict[str, dict[str, tuple[Entry, ...]]]:
     found: dict[str, dict[str, dict[tuple[str, str], Entry]]] = {}
     for number, line in enumerate(reader, start=2):
         _check(line, f"{where}, line {number}")
-        entries, place = (
-            found.setdefault(line["table"], {}).setdefault(line["row"], {}),
-            (line["model"], line["label"]),
-        )
-        entry, column, origin = (
-            entries.get(place, Entry(*place, COMPUTED, {})),
-            line["column"],
-            line["origin"],
-        )
+        entries = found.setdefault(line["table"], {}).setdefault(line["row"], {})
+        place = (line["model"], line["label"])
+        entry = entries.get(place, Entry(*place, COMPUTED, {}))
+        column = line["column"]
+        origin = line["origin"]
         if column in entry.values:
             raise ConfigError(
                 f"{where}, line {number}: column {column!r} of row {line['row']!r} stands there twice"

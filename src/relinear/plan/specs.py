@@ -76,7 +76,6 @@ class Paper(Strict):
 
     title: str
     arxiv: str | None = Field(default=None, pattern=r"^\d{4}\.\d{4,5}$")
-    note: str | None = None
     labels: tuple[str, ...] = ()
     findings: tuple[Finding, ...] = ()
     forms: dict[str, dict[str, Any]] = {}

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
 from relinear import stages
 from relinear.plan.bounds import BEST
 from relinear.plan.chance import chance_of
-from relinear.plan.claims import OURS, Address, Claim, InUnit, Point, Scalar, Spec, known, once
+from relinear.plan.claims import OURS, Address, Claim, InUnit, Point, Scalar, Spec, known, require_unique
 from relinear.plan.held import Holds
 from relinear.plan.published import Entry
 from relinear.plan.strict import Strict
@@ -275,8 +275,8 @@ class Table(Spec):
 
     def check(self) -> None:
         """Raise ValueError for parts that do not fit each other."""
-        once("column", (column.name for column in self.columns))
-        once("row", self.names())
+        require_unique("column", (column.name for column in self.columns))
+        require_unique("row", self.names())
         for line in self.lines:
             if all(cell is None for cell in line.cells.values()) and not self.published(line.name):
                 raise ValueError(f"row {line.name!r} has no run, and nothing is published in it")
@@ -293,7 +293,7 @@ class Table(Spec):
         for line in self.caption:
             for field in _fields(line):
                 known("field", field, fields, f"caption {line!r}")
-        once("csv", self.csv)
+        require_unique("csv", self.csv)
         for name in self.csv:
             if not re.fullmatch(r"[a-z]+_tokens", name):
                 known("column", name, self.csv_names, "csv")

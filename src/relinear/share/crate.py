@@ -46,10 +46,8 @@ def write(run: Path | str, out: Path | str) -> Path:
     found = _with_parents(run)
     last = max(_ended(step.record) for step in found.values())
     crate = ROCrate()
-    crate.name, crate.datePublished = (
-        f"{run.name}, scale {found[min(found)].record['scale']} of relinear",
-        last,
-    )
+    crate.name = f"{run.name}, scale {found[min(found)].record['scale']} of relinear"
+    crate.datePublished = last
     crate.license = _named(crate, LICENCE, LICENCE.rpartition("/")[2])
     crate.description = f"Records of the run {run.name} and of the steps that it was made from."
     profile = {

@@ -18,6 +18,7 @@ from relinear.folders import chat_of, tokenizer_of
 from relinear.linearize.assemble import assemble
 from relinear.linearize.state import RecurrentCache, nbytes
 from relinear.machine.hardware import device_of, dtype_of
+from relinear.machine.memory import uncollected
 from relinear.share.runs import chain_of
 from relinear.share.tensors import load_folder
 
@@ -124,7 +125,8 @@ def generate(
         if not fits:
             raise UserError(f"{what} must be {possible}; got {value}")
     logging.disable_progress_bar()  # its progress bars would stand in front of the text
-    model, tokenizer = load(folder, dtype, device_of(device))
+    with uncollected():  # a model's classes, and peft, are imported when it is loaded
+        model, tokenizer = load(folder, dtype, device_of(device))
     inputs = {name: x.to(device) for name, x in encode(tokenizer, prompt, chat).items()}
     length = inputs["input_ids"].shape[1]
     sample, watch = temperature is not None or top_p is not None, _Stopwatch(tokenizer)

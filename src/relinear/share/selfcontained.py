@@ -8,6 +8,7 @@ transformers and safetensors.
 """
 
 import ast
+import functools
 from collections import defaultdict
 from pathlib import Path
 
@@ -41,11 +42,9 @@ def options(name: str, given: dict | None = None):
 def write_code(model: PreTrainedModel, folder: Path) -> None:
     """Write the files into `folder`, and name them in the `auto_map` of the model's config."""
     folder.mkdir(parents=True, exist_ok=True)
-    recipe, config, teacher_class = (
-        model.config.relinear,
-        type(model.config).__name__,
-        type(model).__bases__[1],
-    )
+    recipe = model.config.relinear
+    config = type(model.config).__name__
+    teacher_class = type(model).__bases__[1]
     teacher, place = teacher_class.__name__, "transformers"
     methods = sorted({recipe["method"], *(["softmax"] if recipe.get("keep_softmax_layers") else [])})
     swapped = model.layout.swapped
@@ -104,8 +103,7 @@ def _reduced(module: str, wanted: set[str]) -> tuple[str, list[tuple[str, set[st
     """A module's text, reduced to what `wanted` reaches ("*": all), and the names it needs of other modules
     of ours."""
     source = find(module).read_text()
-    tree, lines = ast.parse(source), source.splitlines()
-    defined = {name: node for node in tree.body for name in _defined(node)}
+    (tree, defined), lines = _parsed(source), source.splitlines()
     waiting, kept = list(defined if "*" in wanted else wanted), set()
     while waiting:
         name = waiting.pop()
@@ -128,6 +126,13 @@ def _reduced(module: str, wanted: set[str]) -> tuple[str, list[tuple[str, set[st
                 else _text(node, lines)
             )
     return "\n".join(parts) + "\n", needs
+
+
+@functools.cache
+def _parsed(source: str) -> tuple[ast.Module, dict[str, ast.stmt]]:
+    """A module's tree, and its top-level names -> the statement that binds each. Nobody changes them."""
+    tree = ast.parse(source)
+    return tree, {name: node for node in tree.body for name in _defined(node)}
 
 
 def _defined(node: ast.stmt) -> set[str]:
@@ -161,7 +166,7 @@ def _import(node: ast.Import | ast.ImportFrom, alias: ast.alias) -> tuple[str, l
         return ast.unparse(type(node)(**{**node.__dict__, "names": [alias]})), []
     module = home(module, alias.name)
     # a module of a package
-    if alias.name not in {n for s in ast.parse(find(module).read_text()).body for n in _defined(s)}:
+    if alias.name not in _parsed(find(module).read_text())[1]:
         return ast.unparse(ast.ImportFrom(None, [alias], 1)), [(f"{module}.{alias.name}", {"*"})]
     module = definition(module)  # the torch form of a kernel
     needs = [] if module == "relinear.attention" else [(module, {alias.name})]  # whose functions METHODS has

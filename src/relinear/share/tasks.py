@@ -40,7 +40,7 @@ def items_scored(plan: Plan) -> dict[str, Items]:
     for name, measure in plan.measures.items():
         if measure.metric != METRIC or measure.data is None or name in plan.config.without:
             continue
-        asset = plan.data[plan.stand_in("data", measure.data)].options["asset"]
+        asset = plan.data[plan.scaled.stand_in("data", measure.data)].options["asset"]
         for task, limit in options_of(measure, plan.scaled)["items"].items():
             items = Items(limit, asset)
             if found.setdefault(task, items) != items:

@@ -146,3 +146,8 @@ class Work:
     # a training: the tokens of a sequence that the run asks for, where the scale has less
     shortened: int | None = None
     sequences: int | None = None  # a training: those of one step, which processes share evenly
+
+    @property
+    def modules(self) -> list[str]:
+        """Entry points of the code that makes the result."""
+        return [self.module, *self.reaches]

@@ -46,10 +46,8 @@ class Stage(_training.Step):
     def budget(self, entry, scale, recipe):
         """The amounts of the training; a task of long sequences has amounts of its own where the run gives
         none."""
-        budget, data = (
-            super().budget(entry, scale, recipe),
-            scale.data[scale.data_for(recipe.data, entry.model)],
-        )
+        budget = super().budget(entry, scale, recipe)
+        data = scale.data[scale.data_for(recipe.data, entry.model)]
         arena = budget.pop("arena")
         if data.make == "arena":
             task = data.options["task"]

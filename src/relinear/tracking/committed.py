@@ -28,7 +28,7 @@ from typing import Any
 
 from relinear import records
 from relinear.core import store
-from relinear.draw.beside import PROVENANCE, TOLD, Beside
+from relinear.draw.beside import PROVENANCE, TOLD
 from relinear.draw.render import paint
 from relinear.errors import UserError
 from relinear.files import MANIFEST, folder_aside, sha256, write_json
@@ -63,15 +63,15 @@ Change = tuple[str, Callable[[Path, Path], None]]  # how a file differs, what wr
 
 
 def export(
-    results: Path | str, out: Path | str, *, weights: bool = True, of: Collection[str] = (), add: bool = False
-) -> dict[str, int]:  # fmt: skip
+    results: Path | str, out: Path | str, *, weights: bool = True, add: bool = False
+) -> dict[str, int]:
     """Pack what is worth committing of a scale's results into the folder `out`, whole or not at all; its
     bytes by file of the store, run with weights, and folder of tables or figures.
 
-    With `weights` the runs `of` keep adapters and methods' parameters; where none is named, the rows of
-    table2.csv, or all runs without that table. The rows keep scores and targets of their items, too. An `out`
-    that an earlier export made is replaced. With `add` it keeps what it has, and its own table2.csv says
-    which runs are its rows. A node, table or figure that both have is that of `results`.
+    With `weights` the rows of table2.csv keep adapters and methods' parameters, and scores and targets of
+    their items; all runs do without that table. An `out` that an earlier export made is replaced. With `add`
+    it keeps what it has, and its own table2.csv says which runs are its rows. A node, table or figure that
+    both have is that of `results`.
 
     Raises UserError for a folder without finished stages, files that are not what their run.json says, an
     `out` that holds something else, is of another scale or was changed since, where it is to be added to, and
@@ -87,14 +87,12 @@ def export(
     before = _before(results, out) if add else {"files": {}, "changed": {}}
     rows = _rows(out if HEADLINE in before["files"] else results) if weights else set()
     _require_as_recorded(results)
-    nodes = {folder.relative_to(results).as_posix(): folder for folder in _nodes(results)}
-    kept = dict(sorted(_kept(results, rows & {*of} if of else rows)))
+    nodes = {folder.relative_to(results).as_posix(): folder for folder in store.nodes(results)}
+    kept = dict(sorted(_kept(results, rows)))
     older = [
         name
         for name in before["files"]
-        if name not in {*kept, *STORED}
-        and not name.endswith(ENDINGS)
-        and not nodes.keys() & {p.as_posix() for p in Path(name).parents}
+        if name not in {*kept, *STORED} and not nodes.keys() & {p.as_posix() for p in Path(name).parents}
     ]
     changed = {name: how for name, how in before["changed"].items() if name in older}
     with folder_aside(out) as scratch:
@@ -105,9 +103,9 @@ def export(
                 out if add else scratch, {name: _packed(folder, rows) for name, folder in nodes.items()}
             ),
         )
-        drawn, had = _beside(results, [*_files(results)]), _told(out, before["files"]) if add else {}
+        drawn = [*_files(results)]
         for kind in TOLD:
-            kind.write(scratch, had.get(kind, {}) | drawn[kind])
+            kind.write(scratch, (kind.committed(out) if add else {}) | kind.of_drawings(results, drawn))
         for name, source in kept.items():
             (scratch / name).parent.mkdir(parents=True, exist_ok=True)
             if (change := _change(source)) is None:
@@ -121,7 +119,7 @@ def export(
 
 def repack(folder: Path | str, without: Collection[str] = ()) -> dict[str, int]:
     """Write a committed folder anew, as this version writes it, whole or not at all; its bytes as of
-    `export`. What the store takes in and lies beside it, as earlier versions left it, goes into it.
+    `export`.
 
     `without` names what is left out: nodes such as `runs/lizard/mmlu`, all nodes of a folder such as
     `runs/lizard`, and drawings such as `lizard/table4`.
@@ -133,8 +131,8 @@ def repack(folder: Path | str, without: Collection[str] = ()) -> dict[str, int]:
     folder = Path(folder)
     verify(folder)
     manifest = {"changed": {}, **records.read_manifest(folder / MANIFEST)}
-    nodes, files = store.opened(folder).all(), {name: folder / name for name in manifest["files"]}
-    told = _told(folder, files)
+    nodes, files = store.opened(folder).all(), manifest["files"]
+    told = {kind: kind.committed(folder) for kind in TOLD}
     drawings = dict.fromkeys(name for of in told.values() for name in of)
     for name in without:
         if not any(_is_of(each, [name]) for each in (*nodes, *drawings)):
@@ -145,16 +143,10 @@ def repack(folder: Path | str, without: Collection[str] = ()) -> dict[str, int]:
     nodes = {name: each for name, each in nodes.items() if name not in gone}
     told = {kind: {name: each for name, each in of.items() if name not in gone} for kind, of in told.items()}
     _require_whole(folder, gone, nodes, told[PROVENANCE])
-    for name, each in nodes.items():
-        loose = {file: folder / name / file for file in OF_FIGURE if f"{name}/{file}" in files}
-        tensors = (each.tensors or {}) | {file: path.read_bytes() for file, path in loose.items()}
-        nodes[name] = each._replace(tensors=tensors or None)
-    taken = {f"{name}/{file}" for name, each in nodes.items() for file in each.tensors or ()} | STORED
     older = [
         name
         for name in files
-        if name not in taken
-        and not name.endswith(ENDINGS)
+        if name not in STORED
         and not _is_of(name, without)
         and not (name.count("/") == 1 and _is_of(name.partition(".")[0], without))
     ]
@@ -168,18 +160,6 @@ def repack(folder: Path | str, without: Collection[str] = ()) -> dict[str, int]:
             kind.write(scratch, told[kind])
         changed = {name: how for name, how in manifest["changed"].items() if name in older}
         return _closed(scratch, manifest["scale"], changed)
-
-
-def _told(folder: Path, files: Iterable[str]) -> dict[Beside, dict[str, Any]]:
-    """What is told of all drawings of a committed folder with these files, also of those that have it beside
-    them, as earlier versions left it."""
-    beside = _beside(folder, [folder / name for name in files])
-    return {kind: beside[kind] | kind.committed(folder) for kind in TOLD}
-
-
-def _beside(folder: Path, files: Collection[Path]) -> dict[Beside, dict[str, Any]]:
-    """What these files in a folder tell of the drawings that they lie beside."""
-    return {kind: kind.of_drawings(folder, files) for kind in TOLD}
 
 
 def _is_of(name: str, places: Collection[str]) -> bool:
@@ -290,11 +270,6 @@ def _files(results: Path) -> Iterator[Path]:
             yield path
 
 
-def _nodes(results: Path) -> list[Path]:
-    """The folders of finished nodes."""
-    return sorted(path.parent for path in _files(results) if path.name == "run.json")
-
-
 def _rows(results: Path) -> set[str]:
     """The runs that the headline table shows; all where there is no table."""
     table = results / HEADLINE
@@ -306,7 +281,7 @@ def _rows(results: Path) -> set[str]:
 
 def _require_as_recorded(results: Path) -> None:
     """Raise UserError for a kept file of a node, or a table or figure, that is not what its record says."""
-    for folder in _nodes(results):
+    for folder in store.nodes(results):
         record = records.read(folder)
         there = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
         named = (PACKED - {"run.json"}) & (record["artefacts"].keys() | there) | (WEIGHTS | OF_FIGURE) & there
@@ -322,7 +297,7 @@ def _require_as_recorded(results: Path) -> None:
 
 def _kept(results: Path, rows: set[str]) -> Iterator[tuple[str, Path]]:
     """The files that lie beside the store, by their names in `results`: with the weights of these runs."""
-    nodes = {*_nodes(results)}
+    nodes = {*store.nodes(results)}
     for path in _files(results):
         name, node = path.relative_to(results).as_posix(), next((p for p in path.parents if p in nodes), None)
         if node is None:

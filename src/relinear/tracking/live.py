@@ -14,7 +14,7 @@ from time import monotonic
 from time import time as seconds
 from typing import Any, Self
 
-from relinear.machine.warm import signalled
+from relinear.machine.warm import after_imports, signalled
 from relinear.tracking import mirror, rows, store
 from relinear.tracking.store import Entry
 
@@ -214,7 +214,7 @@ def install_signal_handlers() -> None:
         if not Tracker.failing:
             raise SystemExit(128 + number)
 
-    signal.signal(signal.SIGTERM, terminate)
+    signal.signal(signal.SIGTERM, after_imports(terminate))
 
 
 def _status(error: BaseException | None) -> str:
