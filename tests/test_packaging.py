@@ -539,9 +539,9 @@ def test_the_list_has_each_step_of_the_work_under_its_name(snakemake):
         assert re.search(rf"^{rule} \(.*{words}", done.stdout, re.MULTILINE), rule
 
 
-@pytest.mark.parametrize("rule", ["distill", "finetune", "classify", "pretrain", "masked", "measure"])
+@pytest.mark.parametrize("rule", ["distill", "finetune", "classify", "pretrain", "restore", "measure"])
 def test_a_rule_for_one_run_says_how_one_asks_for_it_and_what_it_says_works(rule):
-    plan = Plan(scale="smollm2" if rule == "masked" else "smoke")  # no encoder of smoke was altered
+    plan = Plan(scale="smollm2" if rule == "restore" else "smoke")  # no encoder of smoke was altered
     said = explain_target(rule, [rule], plan)
     file = re.search(r"`snakemake (\S+)`", said)[1]
     verb, run, *part = re.search(r"`relinear (.+) --scale \w+`", said)[1].split()

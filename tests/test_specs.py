@@ -353,7 +353,7 @@ def test_a_table_names_a_column_that_several_tables_have_and_says_what_differs(t
         ({"csv": ["run", "aac"]}, "csv: no column 'aac'; have run, method"),
         (
             {"steps": ["pretain"]},
-            "steps: no training stage 'pretain'; have classify, distill, finetune, masked, pretrain",
+            "steps: no training stage 'pretain'; have classify, distill, finetune, pretrain, restore",
         ),
         ({"csv": ["run", "acc", "acc"]}, "csv 'acc' stands there twice"),
         ({"caption": ["n = {n}"]}, "no field 'n'; have acc_n"),

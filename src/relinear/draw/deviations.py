@@ -168,8 +168,8 @@ def _loss(stage: str | None, recipe: Mapping[str, Any]) -> str:
     """The loss of a step that is no transfer."""
     if stage == "classify":
         return "the label"
-    if stage == "masked":
-        return "the hidden tokens"
+    if stage == "restore":
+        return "the hidden states"
     return "the answer alone" if recipe.get("learn") == "last" else "every next token"
 
 

@@ -2,8 +2,8 @@
 
 A map of q and k cannot express that bias, so a model is opened without it: teacher and student then see q.k
 alone, as in BERT. Its configuration says so (`relative_bias: false`), so that no training brings the bias
-back. It is another model than the one that was trained: `altered` in models.yaml, and the stage `masked`
-trains it on.
+back. It is another model than the one that was trained: `altered` in models.yaml, and the stage `restore`
+teaches it what the whole one gives.
 """
 
 import torch

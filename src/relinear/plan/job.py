@@ -12,7 +12,7 @@ from relinear.files import aside
 DTYPES = ("bfloat16", "float16", "float32")  # of a model's weights
 # that work computes in: trainings do not scale their losses, as float16 would want
 PRECISIONS = ("auto", "float32", "bfloat16")
-PREPARES = ("masked",)  # stages that make the model which a run begins with: no training of the run
+PREPARES = ("restore",)  # stages that make the model which a run begins with: no training of the run
 TIMED = ("step", "time")  # fields of a line of history that are no metrics
 
 

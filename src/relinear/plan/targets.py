@@ -18,7 +18,7 @@ EXAMPLES = {
     "finetune": "lizard",
     "classify": "cola_softmax",
     "pretrain": "recall_softmax",
-    "masked": "encoder",
+    "restore": "encoder",
 }
 MEASURE = "measure"
 HEADLINE = "comparison_table2"
