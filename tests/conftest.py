@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import tables
 import warm
 import yaml
 from filelock import FileLock
@@ -366,6 +367,22 @@ def parsed() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def tables_once(tmp_path_factory) -> Iterator[None]:
+    """Make MLflow's tables once for all tests and workers (`tables`), where a stage makes a store."""
+    from relinear.tracking import store
+
+    create, kept = store._create_sqlite, shared(tmp_path_factory) / "tables.db"
+
+    def created(uri: str, path: Path) -> None:
+        tables.once(kept)
+        create(uri, path)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(store, "_create_sqlite", created)
+        yield
+
+
 @pytest.fixture(scope="session")
 def interpreter(tmp_path_factory) -> str:
     """The path of a `python` whose libraries are imported already (`warm.py`). Nine in ten of the tests'
@@ -387,17 +404,22 @@ def fresh(tmp_path, interpreter) -> Iterator[Clone]:
     clone.end()
 
 
+def shared(tmp_path_factory) -> Path:
+    """The temporary folder of all workers."""
+    own = tmp_path_factory.getbasetemp()
+    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+
+
 def once(tmp_path_factory, name: str, make: Callable[[Path], None]) -> Path:
     """A folder that all tests and all workers only read. The first one that asks makes it."""
-    shared = tmp_path_factory.getbasetemp()
-    shared = (shared.parent if "PYTEST_XDIST_WORKER" in os.environ else shared) / name
-    with FileLock(f"{shared}.lock"):
-        if not (shared / "whole").is_file():
-            shutil.rmtree(shared, ignore_errors=True)
-            shared.mkdir()
-            make(shared / "made")
-            (shared / "whole").touch()
-    return shared / "made"
+    folder = shared(tmp_path_factory) / name
+    with FileLock(f"{folder}.lock"):
+        if not (folder / "whole").is_file():
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            make(folder / "made")
+            (folder / "whole").touch()
+    return folder / "made"
 
 
 @pytest.fixture(scope="session")

@@ -20,7 +20,8 @@ from conftest import free_port, wait_for_server
 
 @contextmanager
 def mlflow_server(folder: Path, python: str = sys.executable) -> Iterator[str]:
-    """The address of a real `mlflow server` on loopback, which keeps what it has in this folder."""
+    """The address of a real `mlflow server` on loopback, which keeps what it has in this folder. It is without
+    MLflow's executor of jobs, whose five processes nothing here asks for."""
     port = free_port()
     store = [
         "--backend-store-uri",
@@ -42,7 +43,14 @@ def mlflow_server(folder: Path, python: str = sys.executable) -> Iterator[str]:
         *store,
     ]
     with (folder / "log").open("w") as log:
-        process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log, start_new_session=True)
+        process = subprocess.Popen(
+            command,
+            cwd=folder,
+            env=os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
     try:
         wait_for_server(process, port, folder / "log")
         yield f"http://127.0.0.1:{port}"

@@ -876,8 +876,8 @@ def test_importing_the_module_imports_no_mlflow():
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory) -> Iterator[str]:
-    with mlflow_server(tmp_path_factory.mktemp("server")) as address:
+def server(tmp_path_factory, interpreter) -> Iterator[str]:
+    with mlflow_server(tmp_path_factory.mktemp("server"), interpreter) as address:
         yield address
 
 
@@ -1348,13 +1348,15 @@ def test_a_browser_is_opened_where_there_is_a_display_once_the_ui_answers(betwee
     ("number", "status", "said"),
     [(signal.SIGINT, 0, "relinear: MLflow has ended\n"), (signal.SIGTERM, 143, "")],
 )
-def test_the_ui_that_is_interrupted_or_ended_ends_its_server_in_a_line(tmp_path, number, status, said):
+def test_the_ui_that_is_interrupted_or_ended_ends_its_server_in_a_line(
+    tmp_path, interpreter, number, status, said
+):
     port = free_port()
     elsewhere = ("MLFLOW_TRACKING_URI", "DISPLAY", "WAYLAND_DISPLAY")
     environment = {name: value for name, value in os.environ.items() if name not in elsewhere}
     with (tmp_path / "log").open("w") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "relinear.cli", "track", "ui", "--port", str(port)],
+            [interpreter, "-m", "relinear.cli", "track", "ui", "--port", str(port)],
             cwd=tmp_path,
             env=environment,
             stdout=log,

@@ -17,6 +17,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import tables
+
 # By its file: relinear itself must not be imported here.
 SOURCE = Path(__file__).parents[1] / "src/relinear/machine/warm.py"
 spec = importlib.util.spec_from_file_location("warm_process", SOURCE)
@@ -84,6 +86,7 @@ if __name__ == "__main__":
     os.dup2(os.open(os.devnull, os.O_RDWR), 0)
     for library in LIBRARIES:
         importlib.import_module(library)
+    tables.once(Path(sys.argv[1]).with_name("tables.db"))
     gc.collect()
     gc.freeze()  # otherwise the collector writes into the memory that forks share
     warm.serve(listener, int(sys.argv[2]), functools.partial(run, sys.argv[1]))
