@@ -5,7 +5,6 @@ import gc
 import importlib
 import json
 import os
-import pickle
 import random
 import re
 import shutil
@@ -23,7 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-import tables
+import remembered
 import warm
 import yaml
 from filelock import FileLock
@@ -348,37 +347,19 @@ def threads() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def parsed() -> Iterator[None]:
-    """Parse a text of `workflow/` once a process: a plan reads a hundred files, some hundred tests make one,
-    and most of what they read is the repository's. What a test does to the values does not stay."""
-    from relinear.plan import sane
-
-    load, known = yaml.load, {}
-
-    def once_each(stream, Loader):  # as yaml names them: lm-eval gives the second by name
-        if Loader is not sane._UniqueKeys or not isinstance(stream, str):
-            return load(stream, Loader)
-        if stream not in known:
-            known[stream] = pickle.dumps(load(stream, Loader))
-        return pickle.loads(known[stream])
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(yaml, "load", once_each)
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def tables_once(tmp_path_factory) -> Iterator[None]:
-    """Make MLflow's tables once for all tests and workers (`tables`), where a stage makes a store."""
+def made_once(tmp_path_factory) -> Iterator[None]:
+    """Parse a text of `workflow/` once a process, and make MLflow's tables once for all, where a stage makes
+    a store."""
     from relinear.tracking import store
 
     create, kept = store._create_sqlite, shared(tmp_path_factory) / "tables.db"
 
     def created(uri: str, path: Path) -> None:
-        tables.once(kept)
+        remembered.tables(kept)
         create(uri, path)
 
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(yaml, "load", remembered.texts({}))
         patch.setattr(store, "_create_sqlite", created)
         yield
 

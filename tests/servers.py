@@ -20,8 +20,8 @@ from conftest import free_port, wait_for_server
 
 @contextmanager
 def mlflow_server(folder: Path, python: str = sys.executable) -> Iterator[str]:
-    """The address of a real `mlflow server` on loopback, which keeps what it has in this folder. It is without
-    MLflow's executor of jobs, whose five processes nothing here asks for."""
+    """The address of a real `mlflow server` on loopback, which keeps what it has in this folder. MLflow's
+    executor of jobs, whose five processes nothing here asks for, is off."""
     port = free_port()
     store = [
         "--backend-store-uri",

@@ -659,9 +659,10 @@ READ = """
 import torch
 from transformers import AutoModelForCausalLM
 
-ids, logits = torch.load(sys.argv[2])
-model = AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=True)
-torch.testing.assert_close(model(ids).logits, logits, rtol=1e-5, atol=1e-5)
+ids, logits = torch.load(sys.argv[1])
+for folder in sys.argv[2:]:
+    model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
+    torch.testing.assert_close(model(ids).logits, logits, rtol=1e-5, atol=1e-5)
 """
 
 
@@ -680,33 +681,27 @@ def mine(plan, tmp_path):
     return model, AutoTokenizer.from_pretrained(plan.root / "models/tiny")
 
 
-@pytest.mark.parametrize("way", ["in Python", "by the verb"])
 def test_a_model_that_somebody_trained_is_exported_and_read_by_plain_transformers(
-    mine, tmp_path, monkeypatch, way
+    mine, tmp_path, monkeypatch
 ):
     model, tokenizer = mine
-    if way == "in Python":
-        assert relinear_package.export(model, tmp_path / "out", tokenizer) == tmp_path / "out"
-        assert not hasattr(model.config, "auto_map"), "the model in memory is as it was"
-    else:
-        for saved in (model, tokenizer):
-            saved.save_pretrained(tmp_path / "saved")
-        assert relinear(monkeypatch, "export", str(tmp_path / "saved"), str(tmp_path / "out"))[0] == 0
-    done = python(
-        HIDDEN + READ,
-        tmp_path / "out",
-        tmp_path / "logits.pt",
-        PYTHONPATH="",
-        HF_MODULES_CACHE=str(tmp_path / "modules"),
-    )
+    by_python, by_the_verb = tmp_path / "by_python", tmp_path / "by_the_verb"
+    assert relinear_package.export(model, by_python, tokenizer) == by_python
+    assert not hasattr(model.config, "auto_map"), "the model in memory is as it was"
+    for saved in (model, tokenizer):
+        saved.save_pretrained(tmp_path / "saved")
+    assert relinear(monkeypatch, "export", str(tmp_path / "saved"), str(by_the_verb))[0] == 0
+    alone = {"PYTHONPATH": "", "HF_MODULES_CACHE": str(tmp_path / "modules")}
+    done = python(HIDDEN + READ, tmp_path / "logits.pt", by_python, by_the_verb, **alone)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert (
-        "no record of how it was trained" in (tmp_path / "out/README.md").read_text()
-        and (tmp_path / "out/LICENSE").is_file()
-    )
-    assert AutoTokenizer.from_pretrained(tmp_path / "out")("a").input_ids == tokenizer("a").input_ids
-    relinear_package.export(model, tmp_path / "out")  # takes the place of an earlier export
-    assert not (tmp_path / "out/tokenizer.json").exists()
+    for out in (by_python, by_the_verb):
+        assert (
+            "no record of how it was trained" in (out / "README.md").read_text()
+            and (out / "LICENSE").is_file()
+        )
+        assert AutoTokenizer.from_pretrained(out)("a").input_ids == tokenizer("a").input_ids
+        relinear_package.export(model, out)  # takes the place of an earlier export
+        assert not (out / "tokenizer.json").exists()
 
 
 def test_what_cannot_be_exported_says_what_to_do(plan, mine, tmp_path):
@@ -731,20 +726,15 @@ def test_save_pretrained_alone_says_in_our_words_what_is_missing(mine, tmp_path)
     model, _ = mine
     model.save_pretrained(tmp_path / "saved")
     alone = {"HF_MODULES_CACHE": str(tmp_path / "modules")}
-    done = python(HIDDEN + READ, tmp_path / "saved", tmp_path / "logits.pt", **alone)
+    done = python(HIDDEN + READ, tmp_path / "logits.pt", tmp_path / "saved", **alone)
     assert (
         done.returncode == 1
         and "ImportError: this folder holds the weights of a linearized model and not its code" in done.stderr
     )
     assert "upgrade" not in done.stderr
-    done = python(READ, tmp_path / "saved", tmp_path / "logits.pt", **alone)  # installed, and not imported
-    assert done.returncode == 0, done.stderr[-3000:]
-    done = python(
-        f"import relinear\n{READ}".replace(", trust_remote_code=True", ""),
-        tmp_path / "saved",
-        tmp_path / "logits.pt",
-        **alone,
-    )
+    # installed: not imported at first, then without a word on the folder's code
+    both = f"{READ}\nimport relinear\n" + READ.replace(", trust_remote_code=True", "")
+    done = python(both, tmp_path / "logits.pt", tmp_path / "saved", **alone)
     assert done.returncode == 0, done.stderr[-3000:]
 
 

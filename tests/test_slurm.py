@@ -9,7 +9,6 @@ import os
 import shutil
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -128,14 +127,12 @@ def logs(folder: Path):
 
 def test_a_cancelled_job_is_resumed_by_the_same_command(slurm, fresh, tmp_path):
     run, target = "t2r", "results/smoke/runs/t2r/gate/run.json"
-    # Slurm ends its own processes, and no forks of another
-    warm, fresh = fresh, fresh._replace(interpreter=sys.executable)
-    warm.snakemake("results/smoke/text/stories@tiny/run.json")  # here, to save the test a minute
+    fresh.snakemake("results/smoke/text/stories@tiny/run.json")  # here, to save the test a minute
     append(fresh, "src/relinear/tracking/live.py", HOLD)
     (fresh / "hold").write_text(f"{run} finetune step 5")
     command = {"options": ("--workflow-profile", "slurm", "--slurm-init-seconds-before-status-checks", "5")}
 
-    process = fresh.popen(target, **command)
+    process = fresh.popen(target, **command)  # a Python of its own: Slurm ends its own processes, no forks
     wait(lambda: (fresh / "held").is_file() or process.poll() is not None, "the job to come to step 5")
     assert process.poll() is None, process.communicate()[0]
     job, asked = ask("squeue", "--noheader", "-o", "%i %C %m %l").split(maxsplit=1)
@@ -159,7 +156,7 @@ def test_a_cancelled_job_is_resumed_by_the_same_command(slurm, fresh, tmp_path):
 
     theirs, ours = tmp_path / "undisturbed", fresh.stage(run, "finetune")
     shutil.copytree(fresh / "results/smoke", theirs / "smoke", ignore=shutil.ignore_patterns("runs", ".work"))
-    done = warm.relinear("finetune", run, "--scale", "smoke", "--threads", "1", "--results", str(theirs))
+    done = fresh.relinear("finetune", run, "--scale", "smoke", "--threads", "1", "--results", str(theirs))
     assert done.returncode == 0, done.stderr
     theirs /= f"smoke/runs/{run}/finetune"
     assert curve_of(ours) == curve_of(theirs)

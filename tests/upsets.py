@@ -137,8 +137,8 @@ class Results:
         subprocess.run(["cp", "-a", self.base, self.clone.root], check=True)
 
     def start(self, store: str | None = None, forked: bool = False) -> subprocess.Popen:
-        """The running command; a Snakemake that is neither upset nor begins with something wrong can be a
-        fork, too."""
+        """The running command; a Snakemake that is not upset, and does not have to work with something wrong,
+        can be a fork, too."""
         env = {**environment(), **({"MLFLOW_TRACKING_URI": store} if store else {}), "PYTHONSAFEPATH": "1"}
         python = ["-c", SNAKEMAKE, self.clone.interpreter]
         command = [
@@ -416,6 +416,17 @@ def optimised(results: Results) -> Iterator[None]:
     del os.environ["PYTHONOPTIMIZE"]
 
 
+def together(*wrongs: Callable[[Results], AbstractContextManager]) -> Callable:
+    @contextmanager
+    def wrong(results: Results) -> Iterator[None]:
+        with ExitStack() as stack:
+            for one in wrongs:
+                stack.enter_context(one(results))
+            yield
+
+    return wrong
+
+
 IN_THE_WAY = "is a file, and a folder is needed there; move it away"
 BEGUN_KINDS = [
     Begun("a file for .snakemake", a_file_at(".snakemake"), IN_THE_WAY),
@@ -424,42 +435,45 @@ BEGUN_KINDS = [
     Begun("a file for a step's folder", a_file_at(f"results/smoke/runs/{RUN}/{LAST[0]}"), IN_THE_WAY),
     Begun("no locks", failing("flock", "ENOLCK"), "No locks available"),
     Begun("a failing disk", failing("fsync", "EIO"), "Input/output error"),
-    Begun("modules in libraries' places", shadowed),
-    Begun("times of the future", of_the_future),
-    Begun("python -O", optimised),
+    Begun(
+        "modules in libraries' places, times of the future, python -O",
+        together(shadowed, of_the_future, optimised),
+    ),
     Begun("store slow", lambda results: nullcontext(), store="slow"),
 ]
 
 
-def begun(results: Results, kind: Begun) -> tuple[str, str]:
-    """`held` or the faults of a command that begins with something wrong, and of the same command afterwards;
-    and how both ended."""
+def begun(results: Results, *kinds: Begun) -> tuple[str, str]:
+    """`held` or the faults of commands that begin with something wrong each, one after the other in one
+    folder, and of the same command afterwards; and how all ended."""
     results.fresh()
-    with store_of(results, kind) as store:
-        with kind.wrong(results):
-            first = results.command(store, forked=False)
-        again = results.command()
-    if kind.says is None:
-        wrong = [f"it ended with {first.code}: {first.said[-1500:]}"] if first.code else []
-    else:
-        wrong = (
-            [f"it ended with {first.code}, and did not say {kind.says!r}"]
-            if not first.code or kind.says not in first.said
-            else []
-        )
+    wrong, ends = [], []
+    for kind in kinds:
+        with store_of(results, kind) as store, kind.wrong(results):
+            first = results.command(store, forked=kind.says is not None)
+        wrong += faults_of(kind, first)
+        ends.append(first.code)
+    again = results.command()
     wrong += (
         [f"the command again ended with {again.code}: {again.said[-1500:]}"]
         if again.code
         else results.problems()
     )
     wrong += [] if again.code else rebuild(results) or results.mirrored()
-    wrong += (
-        ["a traceback: " + first.said[first.said.index("Traceback") :][:4000]]
-        if "Traceback" in first.said
-        else []
-    )
-    wrong += ["a password in what was said"] if PASSWORD in first.said else []
-    return ("; ".join(wrong) or "held"), f"ended with {first.code}, then with {again.code}"
+    return ("; ".join(wrong) or "held"), f"ended with {', '.join(map(str, ends))}, then with {again.code}"
+
+
+def faults_of(kind: Begun, first: Ended) -> list[str]:
+    """What is wrong with the end of a command that begins so."""
+    if kind.says is None:
+        wrong = [f"{kind.name}: it ended with {first.code}: {first.said[-1500:]}"] if first.code else []
+    elif not first.code or kind.says not in first.said:
+        wrong = [f"{kind.name}: it ended with {first.code}, and did not say {kind.says!r}"]
+    else:
+        wrong = []
+    if "Traceback" in first.said:
+        wrong.append("a traceback: " + first.said[first.said.index("Traceback") :][:4000])
+    return wrong + (["a password in what was said"] if PASSWORD in first.said else [])
 
 
 SIGNALS = [

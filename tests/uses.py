@@ -116,8 +116,9 @@ def checkpointing(folder: Path, scratch: Path) -> None:
 
 
 def compiled(folder: Path, scratch: Path) -> None:
-    """One graph without a break, with the same logits."""
-    model = load(folder)
+    """One graph without a break, with the same logits. Those of gradients are of `test_compiled.py`: they take
+    as long again."""
+    model = load(folder).requires_grad_(False)
     logits = model(prompt(), use_cache=False).logits
     torch._dynamo.reset()
     equal(torch.compile(model, backend=BACKEND, fullgraph=True)(prompt(), use_cache=False).logits, logits)

@@ -11,16 +11,19 @@ import gc
 import importlib
 import importlib.util
 import os
+import pickle
 import runpy
 import socket
 import subprocess
 import sys
 from pathlib import Path
 
-import tables
+import remembered
+import yaml
 
 # By its file: relinear itself must not be imported here.
 SOURCE = Path(__file__).parents[1] / "src/relinear/machine/warm.py"
+WORKFLOW = Path(__file__).parents[1] / "workflow"
 spec = importlib.util.spec_from_file_location("warm_process", SOURCE)
 warm = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(warm)
@@ -32,6 +35,7 @@ def interpreter(folder: Path, owner: int, environment: dict[str, str]) -> None:
     """Make `folder` with a script `python`, and the process behind it, which has imported its libraries when
     this returns, and ends with the process `owner`."""
     folder.mkdir()
+    (folder / "texts").write_bytes(pickle.dumps(remembered.parsed(WORKFLOW)))
     script, asks, address = folder / "python", folder / "ask.py", str(folder / "jobs")
     asks.write_text(
         f"import sys\nsys.path.insert(0, {str(SOURCE.parent)!r})\nimport warm\ntry:\n"
@@ -86,7 +90,9 @@ if __name__ == "__main__":
     os.dup2(os.open(os.devnull, os.O_RDWR), 0)
     for library in LIBRARIES:
         importlib.import_module(library)
-    tables.once(Path(sys.argv[1]).with_name("tables.db"))
+    folder = Path(sys.argv[1]).parent
+    remembered.tables(folder / "tables.db")
+    yaml.load = remembered.texts(pickle.loads((folder / "texts").read_bytes()))
     gc.collect()
     gc.freeze()  # otherwise the collector writes into the memory that forks share
     warm.serve(listener, int(sys.argv[2]), functools.partial(run, sys.argv[1]))

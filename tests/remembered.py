@@ -1,0 +1,62 @@
+"""What tests make once and need often: MLflow's tables, and what came of the texts of `workflow/`."""
+
+import os
+import pickle
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import yaml
+
+
+def tables(kept: Path) -> None:
+    """Let MLflow's 68 migrations, which take a second of a core, make the tables of the first SQLite store,
+    here or in another process; keep them as `kept`, from which later stores are copied."""
+    from mlflow.store.db import utils
+
+    make = utils._initialize_tables
+    if hasattr(make, "kept"):
+        return
+
+    def initialize(engine) -> None:
+        if engine.dialect.name != "sqlite":
+            return make(engine)
+        if not kept.is_file():
+            make(engine)
+            aside = kept.with_name(f"{kept.name}.{os.getpid()}")
+            with closing(engine.raw_connection()) as made:
+                made.execute("VACUUM INTO ?", [str(aside)])
+            aside.replace(kept)
+            return None
+        with closing(sqlite3.connect(kept)) as empty, closing(engine.raw_connection()) as made:
+            empty.backup(made.driver_connection)
+
+    initialize.kept = kept
+    utils._initialize_tables = initialize
+
+
+def texts(known: dict[str, bytes]):
+    """`yaml.load`, but a text of `workflow/` is parsed once: `known` has what came of it. A plan reads a
+    hundred files, some hundred tests make one, and most of what they read is the repository's. What a test
+    does to the values does not stay."""
+    load = yaml.load
+
+    def once_each(stream, Loader):  # as yaml names them: lm-eval gives the second by name
+        if Loader.__name__ != "_UniqueKeys" or not isinstance(stream, str):  # of relinear.plan.sane
+            return load(stream, Loader)
+        if stream not in known:
+            known[stream] = pickle.dumps(load(stream, Loader))
+        return pickle.loads(known[stream])
+
+    return once_each
+
+
+def parsed(workflow: Path) -> dict[str, bytes]:
+    """What comes of each text of a `workflow/`."""
+    from relinear.plan.sane import _UniqueKeys
+
+    found = {}
+    for path in sorted(workflow.rglob("*.yaml")):
+        text = path.read_text()
+        found[text] = pickle.dumps(yaml.load(text, _UniqueKeys))
+    return found
