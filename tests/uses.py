@@ -116,8 +116,8 @@ def checkpointing(folder: Path, scratch: Path) -> None:
 
 
 def compiled(folder: Path, scratch: Path) -> None:
-    """One graph without a break, with the same logits. Those of gradients are of `test_compiled.py`: they take
-    as long again."""
+    """One graph without a break, with the same logits. Graphs of gradients take as long again; those are
+    `test_compiled.py`'s."""
     model = load(folder).requires_grad_(False)
     logits = model(prompt(), use_cache=False).logits
     torch._dynamo.reset()
