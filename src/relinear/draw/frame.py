@@ -83,13 +83,19 @@ def along(
     frame: pd.DataFrame, run: str, measure: str, metric: str, of: str | None = None, seeds: bool = False
 ) -> pd.DataFrame:
     """The readings of a run's metric at all its places; with `seeds` of all trainings of the run."""
+    return frame[_fits(frame, run, measure, metric, of, seeds)]
+
+
+def _fits(
+    frame: pd.DataFrame, run: str, measure: str, metric: str, of: str | None, seeds: bool
+) -> np.ndarray:
     name, seed = split(run)
     wanted = {"measure": measure, "run": name, "metric": metric}
     wanted |= ({} if of is None else {"of": of}) | ({} if seeds and not seed else {"seed": seed})
     fits = np.ones(len(frame), dtype=bool)
     for column, value in wanted.items():
         fits &= frame[column].to_numpy() == value
-    return frame[fits]
+    return fits
 
 
 def select(
@@ -107,8 +113,10 @@ def select(
     `of` may be left out if the metric has one object. Raises ValueError if several readings of a training
     fit.
     """
-    rows = along(frame, run, measure, metric, of, seeds)
-    rows = rows[rows["at"] == place_of(at or {})]
+    fits = _fits(frame, run, measure, metric, of, seeds) & (frame["at"].to_numpy() == place_of(at or {}))
+    rows = frame[fits]
+    if len(rows) < 2:
+        return rows
     if rows["node"].duplicated().any():
         raise ValueError(
             f"{rows['node'].iloc[0]}: {metric} is read {len(rows)} times: of {', '.join(rows['of'])}; say of"
