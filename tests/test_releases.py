@@ -1,4 +1,4 @@
-"""The laws under the oldest and the newest transformers of the range, here and in an exported folder."""
+"""The laws under the oldest and the newest transformers of the range; `test_uses.py` has exported folders."""
 
 import re
 import tomllib
@@ -6,14 +6,10 @@ import warnings
 
 import pytest
 import releases
-import torch
 from packaging.requirements import Requirement
 from packaging.version import Version
-from test_laws import teacher
 
-from relinear import linearize
 from relinear.linearize import releases as known
-from relinear.share.selfcontained import write_code
 
 ENDS = {"oldest": releases.OLDEST, "newest": releases.NEWEST}
 # The small law: every method and every family, with its cache against full passes; then what else a release
@@ -28,25 +24,6 @@ import sys, pytest, transformers
 assert transformers.__version__.startswith(sys.argv[1]), transformers.__version__
 sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "tests/test_laws.py", "tests/test_documents.py", "tests/test_generate.py",
                       "tests/test_trainer.py", "-k", sys.argv[2]]))
-"""  # noqa: E501
-# Runs without relinear.
-EXPORTED = """
-import sys, torch, transformers
-from transformers import AutoModelForCausalLM
-release, *folders = sys.argv[1:]
-assert transformers.__version__.startswith(release), transformers.__version__
-for folder in folders:
-    model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True).eval()
-    ids = prompt = torch.arange(22).view(2, 11)
-    cached = model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=30, do_sample=False, pad_token_id=0, eos_token_id=None)
-    for _ in range(30):
-        ids = torch.cat([ids, model(ids, use_cache=False).logits[:, -1:].argmax(-1)], 1)
-    assert torch.equal(cached, ids), folder
-    positions = torch.cat([torch.arange(5), torch.arange(6)])[None]
-    apart = torch.cat([model(part).logits for part in prompt[:1].split([5, 6], 1)], 1)
-    torch.testing.assert_close(model(prompt[:1], position_ids=positions).logits, apart)
-    print("right", folder)
-assert not any(name.partition(".")[0] == "relinear" for name in sys.modules)
 """  # noqa: E501
 
 
@@ -72,39 +49,6 @@ def test_the_laws_hold_under_the_release(end):
     assert run.returncode == 0, run.stdout[-6000:] + run.stderr[-3000:]
     passed = int(re.search(r"(\d+) passed", run.stdout)[1])
     assert passed > 100 and "failed" not in run.stdout, run.stdout[-2000:]
-
-
-@pytest.fixture(scope="module")
-def exported(tmp_path_factory):
-    """Folders with their own code: a method with a window, one with a gate, and a hybrid with softmax
-    layers."""
-    folders = []
-    for i, (family, method, given) in enumerate(
-        (
-            ("llama", "lolcats", {"window": 4}),
-            ("gemma3", "lizard", {"window": 4}),
-            ("gpt2", "hedgehog", {"keep_softmax_layers": [0]}),
-        )
-    ):
-        model, folder = (
-            linearize(teacher(family, torch.float32), method, **given),
-            tmp_path_factory.mktemp("exported") / f"model{i}",
-        )
-        write_code(model, folder)
-        model.save_pretrained(folder)
-        folders.append(str(folder))
-    return folders
-
-
-@pytest.mark.parametrize("end", [*ENDS, "locked"])
-def test_an_exported_folder_generates_what_full_passes_generate(exported, end, tmp_path):
-    folder = tmp_path if end == "locked" else releases.or_skip(releases.installed, ENDS[end])
-    release = "" if end == "locked" else release_of(ENDS[end])
-    run = releases.python(
-        folder, "-c", EXPORTED, release, *exported, HF_MODULES_CACHE=str(tmp_path / "modules")
-    )
-    assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-6000:]
-    assert run.stdout.count("right") == len(exported)
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,8 @@ METHODS = {
     "llama": ("lolcats", {"window": 4}),
     "mistral": ("t2r", {}),
     "qwen2": ("delta", {"window": 4}),
-    "qwen3": ("lizard", {"window": 4}),
-    "gemma3": ("supra", {}),
+    "qwen3": ("supra", {}),
+    "gemma3": ("lizard", {"window": 4}),
     "gpt2": ("hedgehog", {"keep_softmax_layers": [0]}),
 }
 # what the locked environment has: these may not be left untried there

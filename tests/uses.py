@@ -83,6 +83,14 @@ def left_padding(folder: Path, scratch: Path) -> None:
     assert torch.equal(written(model, padded, attention_mask=mask)[:, 15:], written(model, ids)[:, 11:])
 
 
+def packed(folder: Path, scratch: Path) -> None:
+    """Each of two documents in a row, told apart by their positions, is what it is alone."""
+    model, ids = load(folder), prompt(1)
+    positions = torch.cat([torch.arange(5), torch.arange(6)])[None]
+    alone = [model(part).logits for part in ids.split([5, 6], 1)]
+    equal(model(ids, position_ids=positions).logits, torch.cat(alone, 1))
+
+
 def chat(folder: Path, scratch: Path) -> None:
     """A second turn goes on from the cache of the first."""
     model, ids = load(folder), prompt(1)
@@ -222,6 +230,7 @@ USES: dict[str, Callable[[Path, Path], None]] = {
     for use in (
         generate,
         left_padding,
+        packed,
         chat,
         save_and_copy,
         bfloat16,
