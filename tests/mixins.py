@@ -1,7 +1,7 @@
-"""transformers' own tests of a model, of its source distribution, on a linearized Llama. Run by
+"""transformers' own tests of a model, of its source distribution, on linearized Llamas. Run by
 tests/test_mixins.py in a process of its own.
 
-The method is in METHOD, as "name" or "name:option=value,...".
+The methods are in METHODS, each as "name" or "name:option=value,..."; a class of tests each: `TestLolcats`.
 """
 
 import importlib
@@ -23,8 +23,6 @@ for module, mixin in (("exporters", "ExportTesterMixin"), ("generation", "Genera
     setattr(sys.modules[f"tests.{module}.{inner}"], mixin, type(mixin, (), {}))
 
 theirs = importlib.import_module("tests.test_modeling_common")
-NAME, _, given = os.environ["METHOD"].partition(":")
-OPTIONS = {k: int(v) for k, v in (item.split("=") for item in given.split(",") if item)}
 CONFIG, MODEL = CLASSES[LlamaForCausalLM]
 SIZES = {
     "vocab_size": 99,
@@ -45,9 +43,12 @@ class Tester:
 
     batch_size, seq_length, is_training, num_hidden_layers, hidden_size = 3, 7, True, 2, 32
 
+    def __init__(self, method, options):
+        self.method, self.options = method, options
+
     def get_config(self):
         with torch.device("meta"):
-            recipe = recipe_of(LlamaForCausalLM(LlamaConfig(**SIZES)), NAME, **OPTIONS)
+            recipe = recipe_of(LlamaForCausalLM(LlamaConfig(**SIZES)), self.method, **self.options)
         return CONFIG(**SIZES, relinear=recipe)
 
     def prepare_config_and_inputs_for_common(self):
@@ -55,12 +56,19 @@ class Tester:
         return self.get_config(), {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 
-class TestLinearized(theirs.ModelTesterMixin, unittest.TestCase):
+class Linearized(theirs.ModelTesterMixin):
     all_model_classes = (MODEL,)
     has_attentions = False  # output_attentions is refused: no layer makes T x T weights
 
     def setUp(self):
-        self.model_tester = Tester()
+        self.model_tester = Tester(*self.linearized)
 
     def _prepare_for_class(self, inputs_dict, model_class, return_labels=False):
         return {**inputs_dict, **({"labels": inputs_dict["input_ids"]} if return_labels else {})}
+
+
+for method in os.environ["METHODS"].split():
+    name, _, given = method.partition(":")
+    options = {k: int(v) for k, v in (item.split("=") for item in given.split(",") if item)}
+    test = f"Test{name.title()}"
+    globals()[test] = type(test, (Linearized, unittest.TestCase), {"linearized": (name, options)})

@@ -26,9 +26,11 @@ BY_DESIGN = {
 }
 
 
+METHODS = ["lolcats:window=4", "lizard:window=4"]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["lolcats:window=4", "lizard:window=4"])
-def test_transformers_own_tests_of_a_model_hold(method):
+def test_transformers_own_tests_of_a_model_hold():
     packages, tests = (
         releases.or_skip(releases.installed, releases.MIXINS),
         releases.or_skip(releases.own_tests),
@@ -37,7 +39,7 @@ def test_transformers_own_tests_of_a_model_hold(method):
         packages,
         "-m",
         "pytest",
-        "-q",
+        "-v",
         "-p",
         "no:cacheprovider",
         "-rf",
@@ -46,8 +48,11 @@ def test_transformers_own_tests_of_a_model_hold(method):
         "ignore",
         "tests/mixins.py",
         paths=(tests.parent, ROOT / "src", ROOT / "kernels"),
-        METHOD=method,
+        METHODS=" ".join(METHODS),
     )
-    failed = set(re.findall(r"^(?:SUB)?FAILED.*::(test_\w+)", run.stdout, re.MULTILINE))
-    assert failed == BY_DESIGN.keys(), run.stdout[-6000:] + run.stderr[-3000:]
-    assert int(re.search(r"(\d+) passed", run.stdout)[1]) >= 75, run.stdout[-1000:]
+    for method in METHODS:
+        test = f"Test{method.partition(':')[0].title()}"
+        failed = set(re.findall(rf"^(?:SUB)?FAILED.*::{test}::(test_\w+)", run.stdout, re.MULTILINE))
+        assert failed == BY_DESIGN.keys(), run.stdout[-6000:] + run.stderr[-3000:]
+        passed = re.findall(rf"::{test}::test_\w+ PASSED", run.stdout)
+        assert len(passed) >= 75, run.stdout[-1000:]
