@@ -348,28 +348,20 @@ def threads() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def made_once(tmp_path_factory) -> Iterator[None]:
-    """Parse a text of `workflow/`, and read the repository's tables and figures, once a process; and make
-    MLflow's tables once for all, where a stage makes a store."""
-    from relinear.plan import plan
+    """Parse a text of `workflow/` and read a table or figure once a process, and make MLflow's tables once
+    for all, where a stage makes a store."""
+    from relinear.plan import specs
     from relinear.tracking import store
 
     create, kept = store._create_sqlite, shared(tmp_path_factory) / "tables.db"
-    available, read = plan.available, {}
 
     def created(uri: str, path: Path) -> None:
         remembered.tables(kept)
         create(uri, path)
 
-    def available_once(folder: Path, added: dict[str, list[str]]) -> dict:
-        if folder != plan.WORKFLOW / "papers":  # a copy, to edit
-            return available(folder, added)
-        if (key := json.dumps(added)) not in read:
-            read[key] = available(folder, added)
-        return dict(read[key])
-
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(yaml, "load", remembered.texts({}))
-        patch.setattr(plan, "available", available_once)
+        patch.setattr(specs, "_read", remembered.specs(specs._read))
         patch.setattr(store, "_create_sqlite", created)
         yield
 
