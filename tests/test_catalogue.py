@@ -3,6 +3,7 @@ through the strict reader."""
 
 import importlib
 import itertools
+import json
 import re
 import shutil
 import subprocess
@@ -708,72 +709,87 @@ def test_a_need_that_there_is_not_is_named(tmp_path):
         metric_needs(tmp_path / "toy.py")
 
 
-@pytest.mark.parametrize(
-    ("file", "old", "new", "named"),
-    [
-        ("papers/lolcats/runs.yaml", "window: 64", "windw: 64", ["lolcats_window", "'windw'", "window"]),
-        ("measures.yaml", "{tasks: [mmlu]}", "{task: [mmlu]}", ["mmlu", "'task'", "tasks"]),
-        (
-            "papers/lolcats/runs.yaml",
-            "window: 64",
-            "window: -64",
-            ["lolcats_window", "window must be 0 (none) or more", "-64"],
-        ),
-        ("papers/lolcats/runs.yaml", "window: 64", "window: true", ["lolcats_window", "window is true"]),
-        (
-            "scales/smoke.yaml",
-            "depths: 2,",
-            "depths: 0,",
-            ["smoke.yaml: measures: needle", "depths", "greater than 0", "got 0"],
-        ),
-        (
-            "scales/smoke.yaml",
-            "prompts: 2, batch_tokens: 4096}",
-            "prompts: 2}",
-            ["batch_tokens", "required", "possible: lengths, "],
-        ),
-        ("scales/smoke.yaml", "lm_eval: {items: {piqa: 4,", "lm_eval: {items: {piqa: 4.5,", ["piqa", "4.5"]),
-        ("measures.yaml", "lengths: [1024]", "lengths: [0]", ["needle_1024", "lengths.0", "greater than 0"]),
-        ("measures.yaml", "lengths: [1024]", "lengths: 1024", ["needle_1024", "lengths", "tuple"]),
-        (
-            "measures.yaml",
-            "positions: [0, 64, 128, 256, 512, 1024, 2048]",
-            "positions: [0, 64, 32]",
-            ["ppl_mix", "edges of bands", "[0, 64, 32]"],
-        ),
-        (
-            "papers/lolcats/figure3.yaml",
-            "run: lolcats_exp",
-            "run: lolcats_xep",
-            ["lolcats/figure3.yaml: no run 'lolcats_xep'; near it: lolcats_exp", "; have "],
-        ),
-        (
-            "papers/lolcats/table1.yaml",
-            "perplexity_before",
-            "perplexity_befor",
-            ["lolcats/table1.yaml: no measure", "; near it: perplexity_before"],
-        ),
-    ],
-)
-def test_a_wrong_option_is_refused_before_anything_imports_torch(workflow, file, old, new, named):
-    text = (workflow / file).read_text()
-    assert old in text
-    (workflow / file).write_text(text.replace(old, new))
+# file, what stands there, what stands there in its place, what the error names
+WRONG_OPTIONS = [
+    ("papers/lolcats/runs.yaml", "window: 64", "windw: 64", ["lolcats_window", "'windw'", "window"]),
+    ("measures.yaml", "{tasks: [mmlu]}", "{task: [mmlu]}", ["mmlu", "'task'", "tasks"]),
+    (
+        "papers/lolcats/runs.yaml",
+        "window: 64",
+        "window: -64",
+        ["lolcats_window", "window must be 0 (none) or more", "-64"],
+    ),
+    ("papers/lolcats/runs.yaml", "window: 64", "window: true", ["lolcats_window", "window is true"]),
+    (
+        "scales/smoke.yaml",
+        "depths: 2,",
+        "depths: 0,",
+        ["smoke.yaml: measures: needle", "depths", "greater than 0", "got 0"],
+    ),
+    (
+        "scales/smoke.yaml",
+        "prompts: 2, batch_tokens: 4096}",
+        "prompts: 2}",
+        ["batch_tokens", "required", "possible: lengths, "],
+    ),
+    ("scales/smoke.yaml", "lm_eval: {items: {piqa: 4,", "lm_eval: {items: {piqa: 4.5,", ["piqa", "4.5"]),
+    ("measures.yaml", "lengths: [1024]", "lengths: [0]", ["needle_1024", "lengths.0", "greater than 0"]),
+    ("measures.yaml", "lengths: [1024]", "lengths: 1024", ["needle_1024", "lengths", "tuple"]),
+    (
+        "measures.yaml",
+        "positions: [0, 64, 128, 256, 512, 1024, 2048]",
+        "positions: [0, 64, 32]",
+        ["ppl_mix", "edges of bands", "[0, 64, 32]"],
+    ),
+    (
+        "papers/lolcats/figure3.yaml",
+        "run: lolcats_exp",
+        "run: lolcats_xep",
+        ["lolcats/figure3.yaml: no run 'lolcats_xep'; near it: lolcats_exp", "; have "],
+    ),
+    (
+        "papers/lolcats/table1.yaml",
+        "perplexity_before",
+        "perplexity_befor",
+        ["lolcats/table1.yaml: no measure", "; near it: perplexity_before"],
+    ),
+]
+
+
+def test_wrong_options_are_refused_before_anything_imports_torch(workflow):
+    """Each alone, one after the other in one process."""
     command = f"""
-import sys
+import json, sys
 from pathlib import Path
 from relinear.errors import UserError
 from relinear.plan.plan import Plan
-try:
-    Plan(scale="smoke", workflow=Path({str(workflow)!r})).check()
-except UserError as error:
-    print(error, "torch" in sys.modules)
+
+for file, old, new, _ in json.load(sys.stdin):
+    path = Path({str(workflow)!r}, file)
+    text = path.read_text()
+    assert old in text, (file, old)
+    path.write_text(text.replace(old, new))
+    try:
+        Plan(scale="smoke", workflow=Path({str(workflow)!r})).check()
+        print(json.dumps("nothing"))
+    except UserError as error:
+        print(json.dumps(str(error)))
+    path.write_text(text)
+print(json.dumps("torch" in sys.modules))
 """
     env = {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'kernels'}"}
-    said = subprocess.run(
-        [sys.executable, "-c", command], capture_output=True, text=True, check=True, env=env
-    ).stdout
-    assert said.endswith(" False\n") and all(part in said for part in named), said
+    done = subprocess.run(
+        [sys.executable, "-c", command],
+        input=json.dumps(WRONG_OPTIONS),
+        capture_output=True,
+        text=True,
+        check=True,
+        env=env,
+    )
+    *said, torch = map(json.loads, done.stdout.splitlines())
+    for (*_, named), one in zip(WRONG_OPTIONS, said, strict=True):
+        assert all(part in one for part in named), one
+    assert torch is False
 
 
 # --- the strict reader ---
