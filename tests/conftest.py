@@ -111,11 +111,15 @@ LONGEST = (
     "test_engine",
     "test_laws",
     "test_additions",
+    "test_tracking",
     "test_long",
     "aot_test",
     "gated_linear_attention_test",
     "test_generate",
+    "test_errors",
     "test_code",
+    "test_own",
+    "test_faults",
     "test_notebooks",
     "decode_step_test",
     "test_mixins",
@@ -123,7 +127,10 @@ LONGEST = (
     "test_disk",
     "test_reference",
     "test_packaging",
+    "test_docs",
     "test_recall",
+    "test_hostile",
+    "test_quote",
 )
 
 
