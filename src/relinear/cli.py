@@ -192,8 +192,9 @@ def require_clone() -> None:
     if not WORKFLOW.is_dir():
         raise UserError(
             "this verb reads workflow/, which is in a clone of the repository and not in an installed"
-            f" package: {WORKFLOW} is not there. Run it in a clone, after `make setup`; `relinear generate`"
-            " and relinear.linearize need none"
+            f" package: {WORKFLOW} is not there. Possible, in a clone: `make setup`, or"
+            " `pip install --editable '.[suite]'`, which leaves the package beside its workflow/; `relinear"
+            " generate` and relinear.linearize need none"
         )
 
 
@@ -658,7 +659,7 @@ def linearize_own(
         ),
     ],
     out: Annotated[
-        Path, typer.Option(callback=_folder, help="The folder to make, which transformers loads.")
+        Path, typer.Option(callback=_new_folder, help="The folder to make, which transformers loads.")
     ],
     tokens: Annotated[
         int | None,
@@ -955,7 +956,7 @@ def main() -> None:
     except ModuleNotFoundError as error:
         if (lacking := str(error.name).partition(".")[0]) not in EXTRAS:
             raise
-        brings = f"pip install '.[{EXTRAS[lacking]}]'"
+        brings = f"pip install --editable '.[{EXTRAS[lacking]}]'"
         print(
             f"error: this verb needs {lacking}, which is not installed; in a clone, `{brings}` brings it",
             file=sys.stderr,

@@ -33,6 +33,9 @@ TABLE = Path("results/table2.csv")
 QUIET = 15  # seconds
 UNTRAINED, TRAINED = 1.01, 1.5  # perplexities of one row on two machines: so many times as large, at most
 ERRORS = 3  # an average of tasks: so many standard errors of the difference
+# The records' pace counts as much as this share of all work done here. So the first jobs, which are short, and
+# the time that they wait for each other, do not decide alone how long the rest takes.
+TRUST = 0.1
 BEGUN = re.compile(r"^(?:local)?rule (\w+):$")
 FIELD = re.compile(r"^    (jobid|wildcards): (.+)$")
 FINISHED = re.compile(r"^Finished jobid: (\d+)\b")
@@ -102,12 +105,13 @@ def before(plan: Plan, found: Needs, cores: int) -> str:
 
 
 class Watch:
-    """What Snakemake's lines say of its jobs."""
+    """What Snakemake's lines say of its jobs, `slots` at a time."""
 
-    def __init__(self, seconds: Mapping[str, float]) -> None:
+    def __init__(self, seconds: Mapping[str, float], slots: int = 1) -> None:
         """`seconds`: expected of each job, by its rule and wildcards, such as `measure lizard perplexity`."""
-        self.seconds, self.total = seconds, sum(seconds.values())
+        self.seconds, self.total, self.slots = seconds, sum(seconds.values()), slots
         self.done = 0.0  # of `total`
+        self.began: float | None = None  # the first job
         self.steps = ""
         self.running: dict[str, tuple[str, float]] = {}  # jobid -> the job, and when it began
         self.failed = False
@@ -128,6 +132,7 @@ class Watch:
             if found[1] == "jobid":
                 self._job = found[2]
                 self.running[self._job] = self._rule, time.monotonic()
+                self.began = self.began or time.monotonic()
             elif self._job in self.running:
                 values = [value.partition("=")[2] for value in found[2].split(", ")]
                 self.running[self._job] = " ".join([self._rule, *values]), self.running[self._job][1]
@@ -138,11 +143,20 @@ class Watch:
     def state(self, elapsed: float) -> str:
         """One line: the jobs that are done, the time that is left, and what is at work."""
         now = ", ".join(f"{job} ({time.monotonic() - began:.0f} s)" for job, began in self.running.values())
-        left = ""
-        if self.done:
-            left = f", about {tqdm.format_interval(elapsed * (self.total - self.done) / self.done)} left"
         done = f"{self.steps or 'no job'} done in {tqdm.format_interval(elapsed)}"
-        return f"{done}{left}; at work: {now or 'Snakemake, which chooses the jobs'}"
+        return f"{done}{self.left()}; at work: {now or 'Snakemake, which chooses the jobs'}"
+
+    def left(self) -> str:
+        """`, about 12:30 left`: at the records' pace, corrected by that of the jobs so far; nothing before the
+        first job."""
+        if self.began is None or not self.total:
+            return ""
+        now, trusted = time.monotonic(), TRUST * self.total
+        done = self.done + sum(
+            min(now - began, self.seconds.get(job, 0)) for job, began in self.running.values()
+        )
+        pace = ((now - self.began) * self.slots + trusted) / (done + trusted)
+        return f", about {tqdm.format_interval(pace * max(self.total - done, 0) / self.slots)} left"
 
 
 def lines_of(process: subprocess.Popen) -> Iterator[str | None]:
@@ -164,13 +178,13 @@ def lines_of(process: subprocess.Popen) -> Iterator[str | None]:
             yield None
 
 
-def run(command: Sequence[str], seconds: Mapping[str, float]) -> int:
-    """Run Snakemake and show its jobs; its exit status."""
-    watch, began = Watch(seconds), time.monotonic()
+def run(command: Sequence[str], seconds: Mapping[str, float], slots: int = 1) -> int:
+    """Run Snakemake and show its jobs, `slots` at a time; its exit status."""
+    watch, began = Watch(seconds, slots), time.monotonic()
     shown = began
     pipe, both = subprocess.PIPE, subprocess.STDOUT
     process = subprocess.Popen(command, stdout=pipe, stderr=both, text=True, errors="replace")
-    shape = "{percentage:3.0f}% |{bar}| {postfix} [{elapsed}<{remaining}]"
+    shape = "{percentage:3.0f}% |{bar}| {postfix} [{elapsed}]"
     last: list[str] = []
     try:
         with tqdm(total=watch.total or 1, bar_format=shape, smoothing=0, disable=None) as bar:
@@ -184,7 +198,9 @@ def run(command: Sequence[str], seconds: Mapping[str, float]) -> int:
                     sys.stdout.flush()
                     shown = time.monotonic()
                 bar.n = min(watch.done, bar.total)
-                bar.set_postfix_str(watch.steps or "Snakemake chooses the jobs", refresh=False)
+                bar.set_postfix_str(
+                    f"{watch.steps or 'Snakemake chooses the jobs'}{watch.left()}", refresh=False
+                )
                 bar.refresh()
         code = process.wait()
     except KeyboardInterrupt:  # Snakemake had it too, and ends its jobs
@@ -253,7 +269,8 @@ def table2(plan: Plan, choices: Sequence[str], cores: str) -> int:
     typical = median([known for known in found.seconds.values() if known is not None] or [1.0])
     expected = {str(node): typical if seconds is None else seconds for node, seconds in found.seconds.items()}
     config = ["--config", *choices] if choices else []
-    if code := run([sys.executable, "-m", "snakemake", "--cores", cores, str(TABLE), *config], expected):
+    command = [sys.executable, "-m", "snakemake", "--cores", cores, str(TABLE), *config]
+    if code := run(command, expected, slots):
         return code
     print(f"\n{TABLE.with_suffix('.md').read_text()}")
     committed = campaign.REFERENCE / f"table2_{plan.root.name}"

@@ -19,7 +19,8 @@ def device_of(wanted: str) -> str:
         raise UserError(f"no device {wanted!r}; have cpu, cuda")
     if wanted == "cuda" and not torch.cuda.is_available():
         raise UserError(
-            "device 'cuda' asked for, but torch finds no GPU; possible here: cpu (`--config device=cpu`)"
+            "device 'cuda' asked for, but torch finds no GPU; possible here: cpu (--device cpu of relinear,"
+            " --config device=cpu of snakemake)"
         )
     return wanted
 

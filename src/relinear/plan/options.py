@@ -39,7 +39,18 @@ def check_names(file: Path, given: Iterable[str], where: str, also: tuple[str, .
 
 
 class SourceError(ConfigError):
-    """A file of a method or a metric whose class `Options` cannot be read without its libraries."""
+    """A file of a method or a metric that cannot be read as it stands: it is no Python, has no class `Method`,
+    or its class `Options` needs a library."""
+
+
+def _tree(file: Path) -> ast.Module:
+    """The syntax tree of a method's or a metric's file. Raises SourceError for one that is no Python."""
+    try:
+        return ast.parse(file.read_bytes(), str(file))
+    except (SyntaxError, ValueError) as error:  # the second where there are null bytes
+        line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
+        said = error.msg if isinstance(error, SyntaxError) else error
+        raise SourceError(f"{file.parent.name}/{file.name}{line} is no Python: {said}") from None
 
 
 def check_values(file: Path, given: Mapping[str, Any], where: str, partial: bool = False) -> None:
@@ -97,7 +108,7 @@ class Definitions:
     def __init__(self, file: Path):
         self._nodes: dict[str, ast.stmt] = {}
         self._made: dict[str, Any] = {"__name__": f"{__name__}.{file.stem}"}
-        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+        for node in _tree(file).body:
             targets = (
                 node.targets
                 if isinstance(node, ast.Assign)
@@ -170,11 +181,12 @@ def _light(module: str) -> bool:
 def _method(file: Path) -> tuple[dict[str, Any], bool]:
     """The constants and functions of class `Method` of a method's file, by name, and whether it builds on
     nothing but what all methods share."""
-    [kind] = [
-        node
-        for node in ast.parse(file.read_text(encoding="utf-8")).body
-        if isinstance(node, ast.ClassDef) and node.name == "Method"
-    ]
+    classes = {node.name: node for node in _tree(file).body if isinstance(node, ast.ClassDef)}
+    if (kind := classes.get("Method")) is None:
+        raise SourceError(
+            f"attention/{file.name} defines no class Method, and each file there is a method; possible: class"
+            f" Method(Attention) in it, or the name _{file.name} for a file that is none"
+        )
     constants = {
         ast.unparse(node.targets[0]): node.value for node in kind.body if isinstance(node, ast.Assign)
     }
@@ -261,7 +273,7 @@ def metric_needs(file: Path) -> tuple[str, ...]:
         raise ConfigError(
             f"measure/{file.name}: NEEDS has {unknown[0]!r}; possible: {', '.join(POSSIBLE_NEEDS)}"
         )
-    nodes = list(ast.walk(ast.parse(file.read_text(encoding="utf-8"))))
+    nodes = list(ast.walk(_tree(file)))
     used = {node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "") for node in nodes}
     if (
         (asked := [name for name in OF_LINEARIZED if name in used])
@@ -279,7 +291,7 @@ def metric_needs(file: Path) -> tuple[str, ...]:
 def reads_data(file: Path) -> bool:
     """Whether a metric cannot do without data: its function `measure` uses its second parameter, whose
     annotation has no None."""
-    for node in ast.parse(file.read_text(encoding="utf-8")).body:
+    for node in _tree(file).body:
         if isinstance(node, ast.FunctionDef) and node.name == "measure" and len(node.args.args) > 1:
             data = node.args.args[1]
             used = any(isinstance(part, ast.Name) and part.id == data.arg for part in ast.walk(node))
@@ -298,7 +310,7 @@ def metric_yields(file: Path) -> tuple[str, ...]:
         return said
     calls = [
         node
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        for node in ast.walk(_tree(file))
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "Reading"
     ]
     names = [

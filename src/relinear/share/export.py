@@ -107,20 +107,37 @@ def export_model(
     The folder has the model's code, so it loads where there is only transformers, by
     `trust_remote_code=True`. Weights keep their dtypes.
 
-    Raises UserError for a model that is not linearized, one with an adapter that is not merged, weights that
-    are not finite, and an `out` that holds what export did not write.
+    Raises UserError for a model that is not linearized, one with an adapter that is not merged, one in a
+    wrapper, weights that are not finite, and an `out` that holds what export did not write.
     """
     out = Path(out).resolve()
     require_ours(out)
-    if isinstance(model, PeftModel) or getattr(model, "_hf_peft_config_loaded", False):
+    if isinstance(model, PeftModel):
         raise UserError(
             "the model has an adapter beside its weights; possible: merge it first, model ="
             " model.merge_and_unload()"
         )
+    if getattr(model, "_hf_peft_config_loaded", False):  # by transformers' own add_adapter, which merges none
+        raise UserError(
+            "the model has an adapter beside its weights; possible: merge it first, model ="
+            " peft.PeftModel.from_pretrained(the model without it, the folder that model.save_pretrained"
+            " wrote).merge_and_unload()"
+        )
+    for inner in ("_orig_mod", "module"):  # of torch.compile, and of DataParallel and the like
+        if isinstance(getattr(model, inner, None), Linearized):
+            raise UserError(
+                f"{type(model).__name__} is a wrapper of a linearized model; possible: the model itself,"
+                f" model.{inner}"
+            )
     if not isinstance(model, Linearized):
         raise UserError(
             f"a {type(model).__name__} is not linearized, so it needs no code of ours; possible: its own"
             " save_pretrained"
+        )
+    if tokenizer is not None and not hasattr(tokenizer, "save_pretrained"):
+        raise UserError(
+            f"got a {type(tokenizer).__name__} as tokenizer; possible: what AutoTokenizer.from_pretrained"
+            " returns, or none"
         )
     out.parent.mkdir(parents=True, exist_ok=True)
     with folder_aside(out) as scratch:

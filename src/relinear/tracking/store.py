@@ -326,7 +326,8 @@ def access(uri: str) -> Iterator[None]:
     changed."""
     if importlib.util.find_spec("mlflow") is None:
         raise StoreError(
-            "this verb needs mlflow, which is not installed; in a clone, `pip install '.[suite]'` brings it"
+            "this verb needs mlflow, which is not installed; in a clone, `pip install --editable '.[suite]'`"
+            " brings it"
         )
     errors = store_errors()
     try:
