@@ -19,7 +19,15 @@ from relinear.attention._base import Heads
 from relinear.errors import UserError
 from relinear.plan import catalogue, specs
 from relinear.plan.assets import catalogue as read_assets
-from relinear.plan.options import adds_parameters, causal_only, metric_needs, option_names, part_names
+from relinear.plan.options import (
+    adds_parameters,
+    causal_only,
+    metric_needs,
+    metric_yields,
+    option_names,
+    part_names,
+    reads_data,
+)
 from relinear.plan.plan import Plan, metrics
 from relinear.plan.sane import read_yaml
 from relinear.plan.scale import read_scale
@@ -686,6 +694,36 @@ def test_what_a_method_adds_and_where_it_goes_are_read_from_its_source_as_python
     made = attention.load(name)(Heads(24, 4, 2, 6, 6**-0.5, positions=64), attention.options(name, given))
     assert adds_parameters(file) == bool(list(made.parameters()))
     assert causal_only(file, given) == made._causal_only()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("class Method(Attention)\n    pass\n", "attention/toy.py, line 1 is no Python: "),
+        ("x = 1\n\nclass Method:\n  def forward(:\n", "attention/toy.py, line 4 is no Python: "),
+        ("x = '\0'\n", "attention/toy.py"),
+        ("class Attention:\n    pass\n", "attention/toy.py defines no class Method, and each file there"),
+        ("", "or the name _toy.py for a file that is none"),
+    ],
+)
+def test_a_file_that_is_no_method_is_named(tmp_path, text, said):
+    """A half-written method stops every command, so it must say which file to mend."""
+    (tmp_path / "attention").mkdir()
+    file = tmp_path / "attention/toy.py"
+    file.write_text(text)
+    for asked in (part_names, adds_parameters):
+        with pytest.raises(ConfigError) as error:
+            asked(file)
+        assert said in str(error.value), error.value
+
+
+def test_a_metric_that_is_no_python_is_named(tmp_path):
+    (tmp_path / "measure").mkdir()
+    file = tmp_path / "measure/toy.py"
+    file.write_text("def measure(model, data, options, job)\n    yield 1\n")
+    for asked in (option_names, metric_needs, metric_yields, reads_data):
+        with pytest.raises(ConfigError, match="measure/toy.py, line 1 is no Python"):
+            asked(file)
 
 
 def test_a_method_that_builds_on_another_is_not_refused_unread(tmp_path):

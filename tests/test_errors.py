@@ -364,6 +364,17 @@ def test_bad_settings_are_refused_when_the_plan_is_made(tmp_path, name):
     assert not missing, f"{error.value!s} does not name {missing}"
 
 
+def test_numbers_that_are_not_finite_any_more_are_one_line(monkeypatch):
+    def diverged():
+        raise FloatingPointError("distill lizard: loss nan at step 3 of 8; possible: a smaller `lr`")
+
+    monkeypatch.setattr(cli, "app", diverged)
+    assert relinear(monkeypatch) == (
+        1,
+        "error: distill lizard: loss nan at step 3 of 8; possible: a smaller `lr`\n",
+    )
+
+
 def relinear(monkeypatch, *args: str) -> tuple[int, str]:
     """Exit code and stderr of the command, in this process."""
     stderr = io.StringIO()
@@ -456,6 +467,7 @@ def test_the_command_says_it_in_one_line(monkeypatch, tmp_path, args, named):
             ["track", "rebuild", "--results", "LINK"],
             "is a link that leads nowhere, and a folder is needed there",
         ),
+        (["track", "rebuild", "--results", "DIR/resutls"], "resutls; possible: --results with the one that"),
         (["track", "init", "--scale", "smoke", "--results", "LINK/below"], "is a link that leads nowhere"),
         (["track", "export", "FILE", "LINK"], "is a link that leads nowhere"),
         (["tasks", "FILE", "--scale", "smoke"], "is a file, and a folder is needed there; move it away"),
@@ -497,8 +509,8 @@ def test_a_gpu_that_is_not_there(monkeypatch, tmp_path, args):
     assert (
         code != 0
         and stderr
-        == "error: device 'cuda' asked for, but torch finds no GPU; possible here: cpu (`--config"
-        " device=cpu`)\n"
+        == "error: device 'cuda' asked for, but torch finds no GPU; possible here: cpu (--device"
+        " cpu of relinear, --config device=cpu of snakemake)\n"
     )
 
 

@@ -710,6 +710,11 @@ def test_what_cannot_be_exported_says_what_to_do(plan, mine, tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(UserError, match="did not write"):
         relinear_package.export(model, tmp_path)
+    for wrapped, inner in ((torch.compile(model), "_orig_mod"), (torch.nn.DataParallel(model), "module")):
+        with pytest.raises(UserError, match=f"wrapper of a linearized model; possible: .* model.{inner}"):
+            relinear_package.export(wrapped, tmp_path / "out")
+    with pytest.raises(UserError, match=r"got a str as tokenizer; possible: what AutoTokenizer"):
+        relinear_package.export(model, tmp_path / "out", str(tmp_path))
     with torch.no_grad():
         model.lm_head.weight[0, 0] = float("nan")
     with pytest.raises(UserError, match="infinite or none"):
@@ -718,6 +723,9 @@ def test_what_cannot_be_exported_says_what_to_do(plan, mine, tmp_path):
         relinear_package.export(
             get_peft_model(model, LoraConfig(target_modules=["q_proj"])), tmp_path / "out"
         )
+    model._hf_peft_config_loaded = True  # as add_adapter leaves it
+    with pytest.raises(UserError, match=r"model = peft.PeftModel.from_pretrained\(the model without it"):
+        relinear_package.export(model, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

@@ -36,6 +36,7 @@ from relinear.errors import UserError
 from relinear.families.tiny import byte_tokenizer
 from relinear.get.readers import rows
 from relinear.get.text import Document, documents
+from relinear.linearize.model import linearize
 from relinear.opening import configuring, reading, working
 from relinear.plan.assets import AssetError, Own, catalogue
 from relinear.plan.names import Node
@@ -109,6 +110,9 @@ def mine(tmp_path_factory) -> Path:
     weights = shutil.copytree(folder / "llama", folder / "infinite") / "model.safetensors"
     save_file(
         load_file(weights) | {"model.norm.weight": torch.full((64,), torch.inf)}, weights, {"format": "pt"}
+    )
+    linearize(AutoModelForCausalLM.from_pretrained(folder / "llama"), "hedgehog").save_pretrained(
+        folder / "linearized"
     )
     tokenizer = byte_tokenizer()
     shutil.copytree(folder / "llama", folder / "endless")
@@ -348,6 +352,14 @@ REFUSED = {
         ["infinite", "--data", "my-text.jsonl"],
         ["infinite/model.safetensors: model.norm.weight holds 64 numbers that are infinite or none (NaN)"],
     ),
+    "a model's file": (
+        ["llama/config.json", "--data", "my-text.jsonl"],
+        ["llama/config.json is a file; possible: a folder with config.json", "such as "],
+    ),
+    "a model that is linearized": (
+        ["linearized", "--data", "my-text.jsonl"],
+        ["holds a model that is linearized already; possible: its teacher"],
+    ),
     "a folder without a model": ([".", "--data", "my-text.jsonl"], ["no config.json is in it"]),
     "an unknown method": (
         ["llama", "--data", "my-text.jsonl", "--method", "lolcat"],
@@ -414,6 +426,18 @@ def test_what_cannot_work_is_one_line_before_any_work(here, monkeypatch, case):
     assert code == 1 and stderr.splitlines()[-1].startswith("error: "), stderr[-2000:]
     assert all(part in stderr.splitlines()[-1] for part in named), stderr.splitlines()[-1]
     assert not (here / "out").exists() and not (here / "results").exists()
+
+
+@pytest.mark.parametrize("place", ["out", "results"])
+def test_a_folder_that_cannot_be_made_is_told_before_any_work(here, monkeypatch, place):
+    given = {"out": "out", "results": "results"} | {place: "/proc/relinear"}  # where nobody makes a folder
+    code, stderr = relinear(
+        monkeypatch,
+        *("linearize", "llama", "--data", "my-text.jsonl", "--method", "lolcats"),
+        *("--out", given["out"], "--results", given["results"]),
+    )
+    assert code != 0 and "no folder can be made at /proc/relinear" in " ".join(stderr.split()), stderr
+    assert not (here / "results").exists()
 
 
 def test_what_is_no_fault_of_a_text_is_not_told_as_one():
@@ -490,9 +514,8 @@ def test_a_model_without_the_projections_of_a_recipe_is_refused(here, monkeypatc
     code, stderr = relinear(
         monkeypatch, "linearize", "gpt2", "--data", "my-text.jsonl", "--method", "lizard", "--out", "out"
     )
-    assert code == 1 and "lizard: lora_targets: the model has no projection 'q_proj'" in stderr, stderr[
-        -2000:
-    ]
+    said = "lizard: lora_targets: the model has no projection 'q_proj', which is of type 'gpt2'; possible: "
+    assert code == 1 and f"{said}a recipe that trains all weights, such as supra" in stderr, stderr[-2000:]
 
 
 # --- texts ---
@@ -518,11 +541,11 @@ def test_rows_are_read_from_json_lines_a_list_and_parquet(tmp_path):
     ("name", "content", "said"),
     [
         ("a.jsonl", '{"text": 3}', "row 0: the column 'text' must hold text; got a int"),
-        ("a.jsonl", '{"text": "a"}\n{"text": ', "a.jsonl cannot be read"),
+        ("a.jsonl", '{"text": "a"}\n\n{"text": ', "a.jsonl cannot be read: line 3, column 10: Expecting"),
         ("a.jsonl", '["a"]', "row 0: got a list"),
         ("a.json", '{"text": "a"}', "must hold a list of rows; got a dict"),
         ("a.json", "[" * 4000, "a.json cannot be read: maximum recursion depth exceeded"),
-        ("a.jsonl", "[" * 4000, "a.jsonl cannot be read: maximum recursion depth exceeded"),
+        ("a.jsonl", "[" * 4000, "a.jsonl cannot be read: line 1: maximum recursion depth exceeded"),
         ("a.parquet", "no parquet", "a.parquet cannot be read"),
     ],
 )

@@ -39,8 +39,8 @@ def test_a_job_is_one_line_and_the_state_names_the_others():
 
 
 def test_the_time_left_is_that_of_the_records_until_the_jobs_say_otherwise(monkeypatch):
-    """An hour's work of two cores: a minute of Snakemake's own and slow first jobs, which wait for each other,
-    promised five hours; and a machine that is half as fast is noticed."""
+    """An hour's work of two cores: a minute of Snakemake's own and slow first jobs promised five hours. A
+    machine that is half as fast is noticed."""
     clock = [1000.0]
     monkeypatch.setattr(watched.time, "monotonic", lambda: clock[0])
     names = [f"measure run{n} perplexity" for n in range(36)]

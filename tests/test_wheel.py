@@ -177,13 +177,14 @@ def use(wheel: Path, folder: Path) -> None:
         said = command(*verb)
         assert (
             said.startswith("1: error: this verb reads workflow/, which is in a clone")
+            and "Possible, in a clone: `make setup`, or `pip install --editable '.[suite]'`" in said
             and said.count("\n") == 1
         ), said
     said = command("track", "ui", "--results", str(folder / "results"))
     assert (
         said
-        == "1: error: this verb needs mlflow, which is not installed; in a clone, `pip install '.[suite]'`"
-        " brings it\n"
+        == "1: error: this verb needs mlflow, which is not installed; in a clone, `pip install --editable"
+        " '.[suite]'` brings it\n"
     ), said
 
 
@@ -227,5 +228,5 @@ def test_in_a_clone_without_the_suite_a_verb_names_what_it_lacks(
     said = command(*verb)
     assert (
         said == f"1: error: this verb needs {lacking}, which is not installed; in a clone, `pip install"
-        " '.[suite]'` brings it\n"
+        " --editable '.[suite]'` brings it\n"
     )

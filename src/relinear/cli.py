@@ -800,6 +800,8 @@ def track_tables(plan) -> None:
 @track.command("rebuild")
 def track_rebuild(results: Results = Path("results")) -> None:
     """Restore the store from the result files."""
+    if not results.is_dir():
+        raise UserError(f"no folder {results}; possible: --results with the one that all scales write under")
     make_writable([results])
     store = Plan(results=results).store
     restored = mirror.rebuild(store, results)
@@ -947,7 +949,7 @@ def main() -> None:
     warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
     try:
         app()
-    except UserError as error:
+    except (UserError, FloatingPointError) as error:  # the second: a model's numbers, not finite any more
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(1) from None
     except KeyboardInterrupt:  # before a verb has begun: Ctrl-C in one is typer's

@@ -255,6 +255,11 @@ def found(given: str, kind: str, known: Mapping[str, Any]) -> Asset | Own:
     name = slug(path.name if kind == "model" else path.stem)
     name = f"{name}_own" if name in known else name
     if given and path.exists():
+        if kind == "model" and path.is_file():
+            raise UserError(
+                f"{given} is a file; possible: a folder with config.json, safetensors and a tokenizer, such"
+                f" as {path.absolute().parent}"
+            )
         if kind == "model" and not (path / "config.json").is_file():
             raise UserError(
                 f"{given} holds no model: no config.json is in it; possible: a folder with config.json,"
@@ -354,6 +359,8 @@ def model_entry(name: str, folder: Path) -> tuple[Model, PreTrainedConfig]:
         require_finite(file)
     with configuring(folder):
         config = folders.config_of(folder)
+    if config.model_type.startswith(folders.OURS):
+        raise UserError(f"{folder} holds a model that is linearized already; possible: its teacher")
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise UserError(
             f"{folder} holds a {config.model_type!r}, which predicts no next token; possible: a decoder, such"
@@ -387,7 +394,14 @@ def check_recipe(recipe: Run, config: PreTrainedConfig, method: str, folder: Pat
     for settings in recipe.recipes.values():
         if settings.get("kind") == "lora":
             targets = settings.get("lora_targets", ("q_proj", "k_proj", "v_proj", "o_proj"))
-            require_targets(method, built, targets)
+            try:
+                require_targets(method, built, targets)
+            except UserError as error:  # it lists what no recipe puts an adapter on
+                lacking = str(error).partition(";")[0]
+                raise UserError(
+                    f"{lacking}, which is of type {config.model_type!r}; possible: a recipe that trains all"
+                    " weights, such as supra"
+                ) from None
 
 
 def tokenizer_of(folder: Path, config: PreTrainedConfig) -> PreTrainedTokenizerBase:

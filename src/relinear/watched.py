@@ -33,8 +33,8 @@ TABLE = Path("results/table2.csv")
 QUIET = 15  # seconds
 UNTRAINED, TRAINED = 1.01, 1.5  # perplexities of one row on two machines: so many times as large, at most
 ERRORS = 3  # an average of tasks: so many standard errors of the difference
-# The records' pace counts as much as this share of all work done here. So the first jobs, which are short, and
-# the time that they wait for each other, do not decide alone how long the rest takes.
+# The records' pace counts as much as this share of all work, done here. So the first jobs, which are short
+# and wait for each other, do not decide alone how long the rest takes.
 TRUST = 0.1
 BEGUN = re.compile(r"^(?:local)?rule (\w+):$")
 FIELD = re.compile(r"^    (jobid|wildcards): (.+)$")
@@ -147,8 +147,8 @@ class Watch:
         return f"{done}{self.left()}; at work: {now or 'Snakemake, which chooses the jobs'}"
 
     def left(self) -> str:
-        """`, about 12:30 left`: at the records' pace, corrected by that of the jobs so far; nothing before the
-        first job."""
+        """`, about 12:30 left`: at the records' pace, corrected by that of the jobs so far; nothing before
+        the first job."""
         if self.began is None or not self.total:
             return ""
         now, trusted = time.monotonic(), TRUST * self.total

@@ -77,7 +77,7 @@ def _archives(file: Path, folder: Path, wanted: set[str]) -> Iterator[tuple[str,
                     shutil.copyfileobj(tar.extractfile(member), copy)
                 yield sha, folder / sha / path.name
     except (tarfile.TarError, EOFError) as error:
-        said = next(iter(str(error).splitlines()), type(error).__name__)  # tarfile's goes over a line a format
+        said = next(iter(str(error).splitlines()), type(error).__name__)  # tarfile's has a line a format
         raise AssetError(
             f"{file} cannot be read as a bundle: {said.rstrip(':')}; possible: a file that `relinear bundle`"
             " made"

@@ -39,8 +39,8 @@ def check_names(file: Path, given: Iterable[str], where: str, also: tuple[str, .
 
 
 class SourceError(ConfigError):
-    """A file of a method or a metric that cannot be read as it stands: it is no Python, has no class `Method`,
-    or its class `Options` needs a library."""
+    """A file of a method or a metric that cannot be read as it stands: it is no Python, has no class
+    `Method`, or its class `Options` needs a library."""
 
 
 def _tree(file: Path) -> ast.Module:

@@ -146,7 +146,8 @@ def train(
             if not (math.isfinite(total) and math.isfinite(norm)):
                 raise FloatingPointError(
                     f"{name}: loss {total}, gradient norm {norm} at step {step} of {steps}, learning rate"
-                    f" factor {factor:.3g}"
+                    f" factor {factor:.3g}; possible: a smaller `lr` of this step, or a method whose outputs"
+                    " and gradients are finite"
                 )
             recent.append(total)
             _require_learning(recent, chance, name, step)

@@ -2,7 +2,7 @@
 folder, its files of these kinds."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +72,23 @@ def _rows(file: Path) -> Iterator[Any]:
             yield from found
         else:
             with file.open(encoding=UTF8) as lines:
-                yield from (json.loads(line) for line in lines if line.strip())
+                yield from _parsed(file, lines)
     except (ValueError, OSError, RecursionError) as error:  # pyarrow's errors are of the first two kinds
         if isinstance(error, UserError):
             raise
         raise UserError(f"{file} cannot be read: {error}") from None
+
+
+def _parsed(file: Path, lines: Iterable[str]) -> Iterator[Any]:
+    """The rows of JSON lines. Raises UserError, which names the line, counted from 1 as editors do."""
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            yield json.loads(line)
+        except json.JSONDecodeError as error:
+            raise UserError(
+                f"{file} cannot be read: line {number}, column {error.colno}: {error.msg}"
+            ) from None
+        except RecursionError as error:
+            raise UserError(f"{file} cannot be read: line {number}: {error}") from None
