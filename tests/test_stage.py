@@ -6,6 +6,7 @@ import threading
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from conftest import ROOT, wait
@@ -678,6 +679,54 @@ def test_a_training_that_ends_in_weights_that_are_none_is_not_finished(results, 
     with pytest.raises(UserError, match="method.safetensors: w_q holds 1 numbers that are infinite or none"):
         run_stage(results.plan, results.node("distill lizard"), work)
     assert not results.folder("distill lizard").exists()
+
+
+READING = {"metric": "acc", "of": "piqa", "at": {"length": 64}, "value": 0.5, "stderr": 0.1, "n": 4}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"value": float("nan")}, "has value nan (float); possible: a finite number"),
+        ({"value": float("inf")}, "has value inf"),
+        ({"value": np.float32(0.5)}, "(float32); possible: a finite number of Python's own"),
+        ({"value": torch.tensor(0.5)}, "has value tensor(0.5000) (Tensor)"),
+        ({"value": True}, "has value True (bool)"),
+        ({"value": "high"}, "has value 'high' (str)"),
+        (
+            {"stderr": -0.1},
+            "has stderr -0.1 (float); possible: a finite number of Python's own, 0 or more, or",
+        ),
+        ({"stderr": float("nan")}, "has stderr nan"),
+        ({"n": 0}, "has n 0 (int); possible: how many items, 1 or more"),
+        ({"n": np.int64(3)}, "(int64)"),
+        ({"at": {"layer": object()}}, "possible: numbers and words"),
+        ({}, "'acc' of 'piqa' at {'length': 64} is there twice"),
+    ],
+    ids=str,
+)
+def test_readings_that_a_table_would_show_wrong_are_refused(change, said):
+    """A NaN was a cell `nan`, and of two readings of one place a table showed one."""
+    first = READING if not change else {**READING, "of": "arc"}
+    with pytest.raises(UserError) as error:
+        records.require_readings([first, {**READING, **change}], "measure lizard piqa")
+    assert str(error.value).startswith("measure lizard piqa: the reading 'acc' of 'piqa'"), error.value
+    assert said in str(error.value), error.value
+
+
+def test_a_measurement_with_such_a_reading_is_not_finished(results):
+    words = "measure teacher gate"
+    with pytest.raises(UserError, match="measure teacher gate: .* has value nan"):
+        run_stage(
+            results.plan, results.node(words), lambda job: {"readings": [{**READING, "value": float("nan")}]}
+        )
+    assert not results.folder(words).exists()
+
+
+def test_a_number_that_is_not_defined_and_one_of_numpy_s_that_is_python_s_are_readings():
+    undefined = {**READING, "value": None, "stderr": None, "n": 0, "why": "no position is so far"}
+    other = {**READING, "value": np.float64(0.5), "of": "arc"}
+    records.require_readings([READING, {**undefined, "at": {"length": 128}}, other], "measure lizard piqa")
 
 
 def test_a_parent_made_again_with_the_same_contents_is_no_newer_for_what_was_made_from_it(results):

@@ -6,6 +6,7 @@ import functools
 import glob
 import hashlib
 import json
+import math
 import os
 import stat
 import sys
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from relinear.core import store
+from relinear.errors import UserError
 from relinear.files import MANIFEST, sha256, write_json
 from relinear.schemas import BrokenError, Form, Manifest, Metrics, Record, require
 
@@ -80,6 +82,39 @@ def check_metrics(folder: Path, measured: bool = False) -> None:
     if lacking := [name for name in ("readings", "facts") if measured and name not in metrics]:
         raise BrokenError(f"{path} lacks {', '.join(lacking)}")
     require(Metrics if "readings" in metrics else Form, metrics, path)
+
+
+def require_readings(readings: Iterable[Mapping[str, Any]], where: str) -> None:
+    """Raise UserError for readings that a table would show wrong or that no file can hold: a value that is
+    not finite, a number of another library, an error below 0, no items, and two of one name and place.
+
+    `readings` are those of a metric's file, as `relinear.plan.readings.plain` gives them; `where` names the
+    measurement.
+    """
+    seen = set()
+    for reading in readings:
+        metric, of, value, stderr, n, at = (
+            reading[name] for name in ("metric", "of", "value", "stderr", "n", "at")
+        )
+        said = f"{where}: the reading {metric!r} of {of!r}{f' at {dict(at)}' if at else ''}"
+        real = "a finite number of Python's own"
+        checks = {
+            "value": (value is None or _finite(value), f"{real}, or None and the reason in `why`"),
+            "stderr": (stderr is None or _finite(stderr) and stderr >= 0, f"{real}, 0 or more, or None"),
+            "n": (isinstance(n, int) and n >= (value is not None), "how many items, 1 or more"),
+            "at": (all(isinstance(part, int | float | str) for part in at.values()), "numbers and words"),
+        }
+        for name, (fits, possible) in checks.items():
+            if not fits:
+                kind = type(reading[name]).__name__
+                raise UserError(f"{said} has {name} {reading[name]!r} ({kind}); possible: {possible}")
+        if (place := (metric, of, *sorted(at.items()))) in seen:
+            raise UserError(f"{said} is there twice; possible: another `of` or `at` for one of the two")
+        seen.add(place)
+
+
+def _finite(number: Any) -> bool:
+    return isinstance(number, int | float) and not isinstance(number, bool) and math.isfinite(number)
 
 
 def read_manifest(path: Path) -> dict[str, Any]:

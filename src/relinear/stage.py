@@ -263,6 +263,8 @@ def _run(plan: Plan, node: Node, job: Job, key: str, parents: dict, work: Callab
         begin = time.monotonic()
         with _on_own_files(plan, node, job):
             metrics = work(job)
+        if node.stage == "measure":
+            records.require_readings(metrics.get("readings", ()), str(node))
         if node.stage == "model" or stages.stage(node.stage).trains:
             for path in sorted(job.out.rglob("*.safetensors")):
                 weights.require_finite(path)
