@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -362,6 +363,16 @@ def test_bad_settings_are_refused_when_the_plan_is_made(tmp_path, name):
         made.check()
     missing = [part for part in named if part not in str(error.value)]
     assert not missing, f"{error.value!s} does not name {missing}"
+
+
+def test_a_port_that_another_program_has_is_refused_before_a_link_to_it_is_shown(monkeypatch, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        code, stderr = relinear(
+            monkeypatch, "track", "ui", "--port", str(port), "--results", str(tmp_path / "results")
+        )
+    assert code == 1 and not (tmp_path / "results").exists()
+    assert stderr.startswith(f"error: port {port} of 127.0.0.1 cannot be had: Address already in use"), stderr
 
 
 def test_numbers_that_are_not_finite_any_more_are_one_line(monkeypatch):

@@ -911,12 +911,13 @@ def track_ui(
     results: Results = Path("results"), port: Annotated[int, typer.Option(min=1, max=65535)] = 5000
 ) -> None:
     """Open MLflow's UI on 127.0.0.1; a server that MLFLOW_TRACKING_URI names has its own."""
-    from relinear.tracking.ui import comparisons, links, open_later, serve
+    from relinear.tracking.ui import comparisons, links, open_later, require_port, serve
 
     store = Plan(results=results).store
     if not store.startswith("sqlite:"):
         print(f"MLFLOW_TRACKING_URI is set: the runs are at {store}")
         return
+    require_port(port)
     make_writable([results])
     mirror.init(store)
     mirror.tables(store, results)

@@ -8,6 +8,7 @@ it shows.
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -17,6 +18,7 @@ from collections.abc import Collection
 from contextlib import suppress
 from typing import Any
 
+from relinear.errors import UserError
 from relinear.tracking import rows
 from relinear.tracking.store import PAGES, access, connect, search
 
@@ -152,6 +154,20 @@ def _needs(chart: dict[str, Any]) -> set[str]:
     """The metrics without which a chart is empty."""
     axes = {chart[axis]["key"] for axis in ("xaxis", "yaxis") if axis in chart}
     return axes | ({chart["metricKey"]} if "metricKey" in chart else set())
+
+
+def require_port(port: int) -> None:
+    """Raise UserError for a port of 127.0.0.1 that another program has, or that this user may not take: links
+    to it would show whatever answers there."""
+    with socket.socket() as tried:
+        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do, after one that has ended
+        try:
+            tried.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise UserError(
+                f"port {port} of 127.0.0.1 cannot be had: {error.strerror}; possible: another one, --port"
+                " 5001 (make ui PORT=5001)"
+            ) from None
 
 
 def serve(store: str, port: int) -> int:
