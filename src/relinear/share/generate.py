@@ -16,6 +16,7 @@ from relinear.core import store
 from relinear.errors import UserError
 from relinear.folders import chat_of, tokenizer_of
 from relinear.linearize.assemble import assemble
+from relinear.linearize.releases import cache_name
 from relinear.linearize.state import RecurrentCache, nbytes
 from relinear.machine.hardware import device_of, dtype_of
 from relinear.machine.memory import uncollected
@@ -153,7 +154,7 @@ def generate(
         **how,
     )
     began, first, *rest = watch.times  # the prompt, then each token
-    cache = out.past_key_values
+    cache = out[cache_name()]
     recurrent = isinstance(cache, RecurrentCache)
     return Speed(
         prompt_tokens=length,
