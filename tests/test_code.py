@@ -499,6 +499,8 @@ def test_editing_a_method_reruns_its_runs_and_no_others(whole, method):
     }
     if method == "softmax":  # recorded inputs are those of the model's own attention
         own |= following(lambda node: node.stage == "activations")
+    if method == "kept":  # the measure of that name asks the method which positions it keeps
+        own |= {node for node in NODES if node.part and PLAN.settings(node)["metric"] == "kept"}
     assert own and whole(coded, f"attention/{method}.py") == own
 
 

@@ -566,6 +566,16 @@ def test_plain_text_is_cut_at_blank_lines(tmp_path):
     )
 
 
+def test_a_page_about_the_data_beside_them_is_no_other_kind(tmp_path):
+    for name in ("train-0.jsonl", "train-1.parquet", "README.md"):
+        (tmp_path / name).touch()
+    assert own.by_ending("data", [*tmp_path.iterdir()]) == "rows"
+    assert own.by_ending("data", [tmp_path / "README.md"]) == "plain"
+    (tmp_path / "notes.md").touch()
+    with pytest.raises(UserError, match=r"ends in \.jsonl, \.md, \.parquet; possible: files of one kind"):
+        own.by_ending("data", [*tmp_path.iterdir()])
+
+
 # --- the hub ---
 
 

@@ -45,6 +45,7 @@ MOST = 10_000_000  # unique training tokens of a step, as the papers have
 PAPERS = "alpaca"  # the text that recipes name, for which one's own stands in
 MODEL_FILES = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
 # of a data set on the hub, the first kind that it has
+ABOUT = ("readme", "license")  # names of pages that lie in a folder of data, without their endings
 TEXT_FILES = ("*.parquet", "*.jsonl", "*.json", "*.txt")
 GATE_TOKENS = 256
 
@@ -340,9 +341,11 @@ def wanted(names: list[str], kind: str) -> list[str]:
 
 
 def by_ending(given: str, files: list[Path] | list[PurePath]) -> str:
-    """The reader of files, by their endings alone. Raises UserError where they are of several kinds, or of
-    none."""
-    found = sorted({readers.ENDINGS[file.suffix] for file in files if file.suffix in readers.ENDINGS})
+    """The reader of files, by their endings alone; a page about the data is none of them. Raises UserError
+    where they are of several kinds, or of none."""
+    read = [file for file in files if file.suffix in readers.ENDINGS]
+    data = [file for file in read if file.stem.lower() not in ABOUT] or read
+    found = sorted({readers.ENDINGS[file.suffix] for file in data})
     if len(found) != 1:
         endings = ", ".join(sorted({file.suffix or file.name for file in files})) or "nothing"
         raise UserError(
