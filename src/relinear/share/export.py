@@ -62,9 +62,7 @@ def export(
     if dtype not in DTYPES:
         raise UserError(f"no dtype {dtype!r}; have {', '.join(DTYPES)}")
     if plain and not merge:
-        raise UserError(
-            "--plain adds the adapter to the weights; leave --adapter or --plain out"
-        )
+        raise UserError("--plain adds the adapter to the weights; leave --adapter or --plain out")
     require_ours(out)
     chain = chain_of(run)
     model, steps = assemble(*chain), verify_records(run, chain)

@@ -29,7 +29,8 @@ WINDOWED = {
 # the settings that say which class has them, or which of its layers have a window
 OWN = {"model_type", "architectures", "layer_types", "transformers_version"}
 POSSIBLE = (
-    "possible: a run with softmax attention, or the method window with sinks=0 and one window for all layers"
+    "possible: a run with softmax attention, or the method window with sinks=0 and one window for all layers;"
+    " without --plain, any causal model, which vLLM serves where relinear is installed"
 )
 
 
