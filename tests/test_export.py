@@ -55,11 +55,13 @@ STEPS = [
     "measure teacher gate",
     "finetune more",
     "finetune only",
+    "finetune near",
 ]
 ADAPTED = ("hedgehog", "t2r", "teacher_lora", "more")
 RUNS = """
 more: {model: llama-3-8b, after: hedgehog, method: hedgehog, steps: [{finetune: {data: alpaca, kind: lora, lr: 1.0e-2}}]}
 only: {model: llama-3-8b, after: hedgehog/distill, method: hedgehog, steps: [{finetune: {data: alpaca, kind: method, lr: 1.0e-2}}]}
+near: {model: llama-3-8b, method: window, options: {window: 8, sinks: 0}, steps: [{finetune: {data: alpaca, kind: lora, lr: 1.0e-2}}]}
 """  # noqa: E501
 
 
@@ -236,6 +238,74 @@ def test_of_a_run_that_begins_with_another_it_names_the_steps_of_both(plan, tmp_
         "runs/more/finetune",
     ]
     assert list(stages["only"]) == ["models/tiny", "runs/hedgehog/distill", "runs/only/finetune"]
+
+
+# --- as an architecture of transformers ---
+
+
+@pytest.mark.parametrize("name", ["near", "teacher_lora"])
+def test_a_plain_folder_is_the_run_and_has_no_code(plan, tmp_path, name):
+    out = export(folder(plan, name), tmp_path / "out", plain=True)
+    model, run = load(out), load_run(folder(plan, name))
+    assert type(model).__module__.startswith("transformers.models.") and not list(out.glob("*.py"))
+    torch.testing.assert_close(probe(model), probe(run), rtol=1e-5, atol=1e-5)
+    settings = {"max_new_tokens": 20, "do_sample": False, "eos_token_id": None}
+    assert torch.equal(model.generate(tokens(30), **settings), run.generate(tokens(30), **settings))
+    card = (out / "README.md").read_text()
+    assert "padded on the left" not in card and ("fixed size" in card) == (name == "near")
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["own head", "tied"])
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
+def test_a_plain_folder_computes_the_window_of_its_family(tmp_path, family, tied):
+    given = (("window", 8), ("sinks", 0))
+    model = linearized("window", given, family=family, dtype=torch.float32, tie_word_embeddings=tied)
+    out = relinear_package.export(model, tmp_path / "out", plain=True)
+    plain = load(out, attn_implementation="eager")
+    assert plain.config.model_type in (family, "mistral") and not hasattr(plain.config, "relinear")
+    torch.testing.assert_close(probe(plain), probe(model), rtol=1e-4, atol=1e-4)
+    assert not hasattr(model.config, "auto_map")
+    plain.set_attn_implementation("sdpa")
+    plain.config.sliding_window += 1  # else the comparison would not see a window that is one position off
+    assert (probe(plain) - probe(model)).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize(
+    ("family", "method", "options", "named"),
+    [
+        ("llama", "lolcats", {}, "lolcats keeps a state that no layer there has"),
+        ("llama", "window", {"window": 8}, "its window has sinks=4"),
+        ("llama", "window", {"window": (4, 6), "sinks": 0}, "unequal windows, 4, 6"),
+        (
+            "qwen2",
+            "window",
+            {"window": 8, "sinks": 0, "keep_softmax_layers": (1,)},
+            "layers 1 stay softmax, and the others have a window",
+        ),
+        ("gpt2", "window", {"window": 8, "sinks": 0}, "has the weights of GPT2LMHeadModel"),
+    ],
+    ids=["state", "sinks", "windows", "softmax layers", "family"],
+)
+def test_what_no_architecture_computes_has_no_plain_folder(tmp_path, family, method, options, named):
+    model = linearized(method, tuple(options.items()), family=family, dtype=torch.float32)
+    with pytest.raises(UserError, match=f"no architecture of transformers .*{named}.*; possible: "):
+        relinear_package.export(model, tmp_path / "out", plain=True)
+    assert not (tmp_path / "out").exists()
+
+
+def test_biases_that_mistral_has_not_are_named(tmp_path):
+    model = linearize(teacher(dtype=torch.float32, attention_bias=True), "window", window=8, sinks=0)
+    with pytest.raises(UserError, match="it has attention_bias, and Mistral has no biases"):
+        relinear_package.export(model, tmp_path / "out", plain=True)
+
+
+def test_a_plain_folder_has_the_adapter_in_its_weights(plan, tmp_path, monkeypatch):
+    with pytest.raises(UserError, match="leave --adapter or --plain out"):
+        export(folder(plan, "near"), tmp_path / "out", plain=True, merge=False)
+    code, said = relinear(
+        monkeypatch, "export", str(folder(plan, "hedgehog")), str(tmp_path / "out"), "--plain"
+    )
+    assert code == 1 and "hedgehog keeps a state" in said
 
 
 # --- where it goes ---

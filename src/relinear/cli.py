@@ -614,6 +614,16 @@ def export_run(
         str | None,
         typer.Option(help=f"Of the weights: {', '.join(DTYPES)}. Default: float32 of a run, else as saved."),
     ] = None,
+    plain: Annotated[
+        bool,
+        typer.Option(
+            "--plain",
+            help=(
+                "As an architecture of transformers, without code of ours, for servers such as vLLM: softmax"
+                " attention, or a window without sinks."
+            ),
+        ),
+    ] = False,
 ) -> None:
     """Write a run, or a linearized model of your own, as a folder that transformers, peft and lm-eval
     load."""
@@ -621,10 +631,10 @@ def export_run(
     if dtype is not None and dtype not in DTYPES:
         raise UserError(f"no dtype {dtype!r}; have {', '.join(DTYPES)}")
     if sharing.is_saved_model(run):
-        print(sharing.export_folder(run, out, dtype))
+        print(sharing.export_folder(run, out, dtype, plain=plain))
         return
     require_clone()  # the card names data and licences
-    print(sharing.export(run, out, merge=merge, dtype=dtype or "float32"))
+    print(sharing.export(run, out, merge=merge, dtype=dtype or "float32", plain=plain))
 
 
 @app.command("crate")

@@ -25,9 +25,17 @@ MADE_HERE = ("smoke", "written")  # texts that come with no asset
 UNKNOWN = "not stated"  # a licence
 
 
-def card(run: str, chain: Chain, records: Mapping[Path, dict[str, Any]], measured: Iterable[Path]) -> str:
+def card(
+    run: str,
+    chain: Chain,
+    records: Mapping[Path, dict[str, Any]],
+    measured: Iterable[Path],
+    *,
+    plain: bool = False,
+) -> str:
     """The text of README.md: `records` are those of the pretrained model and of the steps that trained the
-    run's, by their folders; `measured` the folders of the measurements to show."""
+    run's, by their folders; `measured` the folders of the measurements to show; `plain` as `export` has
+    it."""
     plan = Plan(scale=next(iter(records.values()))["scale"])
     teacher = chain.model.name
     methods = [link.method for link in chain.links if link.method != "softmax"]
@@ -77,13 +85,13 @@ def card(run: str, chain: Chain, records: Mapping[Path, dict[str, Any]], measure
         "",
         "## What it does not do",
         "",
-        *(f"- {line}" for line in _limits(methods)),
+        *(f"- {line}" for line in _limits(methods, plain)),
     ]
     return "\n".join(lines) + "\n"
 
 
-def card_of_model(model: PreTrainedModel) -> str:
-    """The text of README.md for a linearized model that no run made."""
+def card_of_model(model: PreTrainedModel, *, plain: bool = False) -> str:
+    """The text of README.md for a linearized model that no run made; `plain` as `export` has it."""
     recipe = model.config.relinear
     teacher = type(model).__bases__[1].__name__
     lines = [
@@ -105,7 +113,7 @@ def card_of_model(model: PreTrainedModel) -> str:
         "",
         "## What it does not do",
         "",
-        *(f"- {line}" for line in _limits([recipe["method"]])),
+        *(f"- {line}" for line in _limits([recipe["method"]], plain)),
     ]
     return "\n".join(lines) + "\n"
 
@@ -188,7 +196,7 @@ def _sources(
             yield name, (UNKNOWN, "brought by who made this folder; its licence is theirs to say")
 
 
-def _limits(methods: list[str]) -> Iterator[str]:
+def _limits(methods: list[str], plain: bool) -> Iterator[str]:
     yield (
         "It is the result of an experiment, trained on the tokens above and no more; nobody has looked at"
         " what it says for harm or for truth."
@@ -198,6 +206,7 @@ def _limits(methods: list[str]) -> Iterator[str]:
             "Its state has a fixed size: what it read long ago can be lost. Measure recall on your own texts"
             " before you rely on it."
         )
+    if methods and not plain:
         yield (
             "Batches are padded on the left; assisted decoding is refused, since a recurrent state takes no"
             " token back."

@@ -31,6 +31,7 @@ from relinear.machine.mode import as_umask
 from relinear.opening import configuring
 from relinear.plan.job import DTYPES
 from relinear.share.card import card, card_of_model, licence, licences
+from relinear.share.plain import plain_form
 from relinear.share.runs import ADAPTER, Chain, again, chain_of
 from relinear.share.selfcontained import write_code
 from relinear.share.tensors import EXPORTED as RECORD
@@ -40,7 +41,9 @@ from relinear.weights import files_of, require_finite
 CARD = "README.md"
 
 
-def export(run: Path | str, out: Path | str, *, merge: bool = True, dtype: str = "float32") -> Path:
+def export(
+    run: Path | str, out: Path | str, *, merge: bool = True, dtype: str = "float32", plain: bool = False
+) -> Path:
     """Write the run folder `run` (`results/<scale>/runs/<run>`) as the transformers folder `out`, whole or
     not at all; returns `out`.
 
@@ -49,13 +52,17 @@ def export(run: Path | str, out: Path | str, *, merge: bool = True, dtype: str =
         lies beside them, and the folder
             has no code of its own.
         dtype: of the weights; a method's own parameters stay float32.
+        plain: as an architecture of transformers, with no code of ours (`relinear.share.plain`).
 
     Raises UserError for a folder that is no run or is not as its records say, an `out` that holds what export
-    did not write, an unknown dtype, and an adapter to be left beside the weights where there is none.
+    did not write, an unknown dtype, an adapter to be left beside the weights where there is none, and a model
+    that no architecture of transformers computes, where one is asked for.
     """
     run, out = Path(run).resolve(), Path(out).resolve()
     if dtype not in DTYPES:
         raise UserError(f"no dtype {dtype!r}; have {', '.join(DTYPES)}")
+    if plain and not merge:
+        raise UserError("--plain adds the adapter to the weights; leave --adapter or --plain out")
     require_ours(out)
     chain = chain_of(run)
     model, steps = assemble(*chain), verify_records(run, chain)
@@ -69,6 +76,8 @@ def export(run: Path | str, out: Path | str, *, merge: bool = True, dtype: str =
     if isinstance(model, PeftModel):
         model = model.merge_and_unload() if merge else model.unload()
     _round(model, getattr(torch, dtype))
+    if plain:
+        model = plain_form(model)
 
     out.parent.mkdir(parents=True, exist_ok=True)
     with folder_aside(out) as scratch:
@@ -80,7 +89,7 @@ def export(run: Path | str, out: Path | str, *, merge: bool = True, dtype: str =
             shutil.copy(path, scratch)
         if adapter:
             _forget_base(scratch / Path(ADAPTER[0]).name)
-        write_text(scratch / CARD, card(run.name, chain, steps, measured))
+        write_text(scratch / CARD, card(run.name, chain, steps, measured, plain=plain))
         for name, (_, text) in licences(chain, steps).items():
             shutil.copyfile(text, scratch / name)
         files = {str(p.relative_to(scratch)): sha256(p) for p in sorted(scratch.rglob("*")) if p.is_file()}
@@ -99,16 +108,22 @@ def export(run: Path | str, out: Path | str, *, merge: bool = True, dtype: str =
 
 
 def export_model(
-    model: PreTrainedModel, out: Path | str, tokenizer: PreTrainedTokenizerBase | None = None
+    model: PreTrainedModel,
+    out: Path | str,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    *,
+    plain: bool = False,
 ) -> Path:
     """Write a linearized model, as it is now, as the transformers folder `out`, whole or not at all; returns
     `out`.
 
     The folder has the model's code, so it loads where there is only transformers, by
-    `trust_remote_code=True`. Weights keep their dtypes.
+    `trust_remote_code=True`; with `plain` it is an architecture of transformers and has none
+    (`relinear.share.plain`). Weights keep their dtypes.
 
     Raises UserError for a model that is not linearized, one with an adapter that is not merged, one in a
-    wrapper, weights that are not finite, and an `out` that holds what export did not write.
+    wrapper, weights that are not finite, an `out` that holds what export did not write, and, with `plain`, a
+    model that no architecture of transformers computes.
     """
     out = Path(out).resolve()
     require_ours(out)
@@ -139,18 +154,20 @@ def export_model(
             f"got a {type(tokenizer).__name__} as tokenizer; possible: what AutoTokenizer.from_pretrained"
             " returns, or none"
         )
+    saved = plain_form(model) if plain else model
     out.parent.mkdir(parents=True, exist_ok=True)
     with folder_aside(out) as scratch:
-        write_code(model, scratch)
+        if not plain:
+            write_code(model, scratch)
         try:
-            model.save_pretrained(scratch)
+            saved.save_pretrained(scratch)
         finally:
-            del model.config.auto_map  # the model in memory is as it was
+            vars(model.config).pop("auto_map", None)  # the model in memory is as it was
         for path in files_of(scratch):
             require_finite(path)
         if tokenizer is not None:
             tokenizer.save_pretrained(scratch)
-        write_text(scratch / CARD, card_of_model(model))
+        write_text(scratch / CARD, card_of_model(model, plain=plain))
         if (text := licence()) is not None:
             shutil.copyfile(text, scratch / "LICENSE")
         as_umask(scratch)
@@ -159,14 +176,15 @@ def export_model(
     return out
 
 
-def export_folder(folder: Path, out: Path | str, dtype: str | None = None) -> Path:
+def export_folder(folder: Path, out: Path | str, dtype: str | None = None, *, plain: bool = False) -> Path:
     """As `export_model`, of a linearized model that save_pretrained wrote, with the tokenizer that lies
     beside it. `dtype` None: as saved."""
     with configuring(folder):
         config = config_of(folder)
     torch_dtype = getattr(torch, dtype) if dtype else config.dtype or torch.float32
     tokens = any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json"))
-    return export_model(load_folder(folder, torch_dtype), out, tokenizer_of(folder) if tokens else None)
+    tokenizer = tokenizer_of(folder) if tokens else None
+    return export_model(load_folder(folder, torch_dtype), out, tokenizer, plain=plain)
 
 
 def is_saved_model(folder: Path) -> bool:
