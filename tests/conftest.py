@@ -137,7 +137,10 @@ LONGEST = (
 
 def pytest_collection_modifyitems(config, items):
     """Skip what is marked nightly, and say so, unless `-m` names it. Sort the modules in this order where
-    several workers share them. A single process keeps pytest's order."""
+    several workers share them. A single process keeps pytest's order. A name that another process gives
+    otherwise ends the run here, since workers that collected other names end it without a test."""
+    if moving := [item.nodeid for item in items if re.search(r" at 0x[0-9a-f]+", item.nodeid)]:
+        raise pytest.UsageError(f"{moving[0]} has an address in its name; possible: `ids` without one")
     if "nightly" not in config.option.markexpr:
         skipped = pytest.mark.skip(reason="NOT TESTED: takes minutes and gigabytes; pytest -m nightly")
         for item in items:
