@@ -29,9 +29,7 @@ LIZARD = name(next(case for case in FIRST if case[0] == "lizard"))
 FAMILIES = ("qwen2", "qwen3", "gemma3")
 MODELS = {
     **{name(case): ("llama", *case) for case in FIRST if case[0] != "softmax"},
-    **{
-        f"{family}, lizard": (family, "lizard", {"window": WINDOW}) for family in ("qwen2", "qwen3", "gemma3")
-    },
+    **{f"{family}, lizard": (family, "lizard", {"window": WINDOW}) for family in FAMILIES},
     "gpt2, hedgehog": ("gpt2", "hedgehog", {}),
     "unequal windows": ("llama", "window", {"window": (4, 40)}),
     "softmax layers beside states": ("llama", "lizard", {"window": 4, "keep_softmax_layers": (0,)}),
@@ -138,9 +136,7 @@ def served(vllm, folders, run, tmp_path_factory) -> dict:
     """What vLLM says of each folder, by its name; and the text of the run, exported."""
     exported = export(run, tmp_path_factory.mktemp("exported") / "run")
     given = {"folders": [str(path) for path in folders.values()], "prompts": PROMPTS, "new": NEW}
-    rounded = [
-        str(folders[name(case)]) for case in FIRST if case[0] in ("delta", "kept", "lizard", "lolcats")
-    ]
+    rounded = [str(folders[name(case)]) for case in FIRST if case[0] in ROUNDED]
     said = vllm({**given, "rounded": rounded, "run": str(exported), "text": TEXT})
     names = {str(path): case for case, path in folders.items()}
     answers = {names[line["folder"]]: line for line in said if "folder" in line}
