@@ -162,7 +162,7 @@ def test_vllm_goes_on_with_the_text_of_a_run_as_relinear_does(served, run, capsy
     assert served["text"].strip() and served["text"].strip() == capsys.readouterr().out.strip()
 
 
-def test_states_are_kept_as_they_are_in_bfloat16(served):
+def test_models_are_served_in_bfloat16(served):
     assert len(served["rounded"]) == len(ROUNDED) and all(
         len(tokens) == NEW for line in served["rounded"] for tokens in line["first"]
     )
