@@ -274,6 +274,7 @@ def test_a_plain_folder_computes_the_window_of_its_family(tmp_path, family, tied
     ("family", "method", "options", "named"),
     [
         ("llama", "lolcats", {}, "lolcats keeps a state that no layer there has"),
+        ("llama", "softmax", {}, "it is LlamaForCausalLM in a class of ours"),
         ("llama", "window", {"window": 8}, "its window has sinks=4"),
         ("llama", "window", {"window": (4, 6), "sinks": 0}, "unequal windows, 4, 6"),
         (
@@ -284,7 +285,7 @@ def test_a_plain_folder_computes_the_window_of_its_family(tmp_path, family, tied
         ),
         ("gpt2", "window", {"window": 8, "sinks": 0}, "has the weights of GPT2LMHeadModel"),
     ],
-    ids=["state", "sinks", "windows", "softmax layers", "family"],
+    ids=["state", "softmax", "sinks", "windows", "softmax layers", "family"],
 )
 def test_what_no_architecture_computes_has_no_plain_folder(tmp_path, family, method, options, named):
     model = linearized(method, tuple(options.items()), family=family, dtype=torch.float32)

@@ -567,7 +567,7 @@ def test_plain_text_is_cut_at_blank_lines(tmp_path):
 
 
 def test_a_page_about_the_data_beside_them_is_no_other_kind(tmp_path):
-    for name in ("train-0.jsonl", "train-1.parquet", "README.md"):
+    for name in ("train-0.jsonl", "train-1.parquet", "README.md", "LICENSE.md", "licence.md"):
         (tmp_path / name).touch()
     assert own.by_ending("data", [*tmp_path.iterdir()]) == "rows"
     assert own.by_ending("data", [tmp_path / "README.md"]) == "plain"

@@ -29,9 +29,7 @@ LIZARD = name(next(case for case in FIRST if case[0] == "lizard"))
 FAMILIES = ("qwen2", "qwen3", "gemma3")
 MODELS = {
     **{name(case): ("llama", *case) for case in FIRST if case[0] != "softmax"},
-    **{
-        f"{family}, lizard": (family, "lizard", {"window": WINDOW}) for family in ("qwen2", "qwen3", "gemma3")
-    },
+    **{f"{family}, lizard": (family, "lizard", {"window": WINDOW}) for family in FAMILIES},
     "gpt2, hedgehog": ("gpt2", "hedgehog", {}),
     "unequal windows": ("llama", "window", {"window": (4, 40)}),
     "softmax layers beside states": ("llama", "lizard", {"window": 4, "keep_softmax_layers": (0,)}),
@@ -138,9 +136,7 @@ def served(vllm, folders, run, tmp_path_factory) -> dict:
     """What vLLM says of each folder, by its name; and the text of the run, exported."""
     exported = export(run, tmp_path_factory.mktemp("exported") / "run")
     given = {"folders": [str(path) for path in folders.values()], "prompts": PROMPTS, "new": NEW}
-    rounded = [
-        str(folders[name(case)]) for case in FIRST if case[0] in ("delta", "kept", "lizard", "lolcats")
-    ]
+    rounded = [str(folders[name(case)]) for case in FIRST if case[0] in ROUNDED]
     said = vllm({**given, "rounded": rounded, "run": str(exported), "text": TEXT})
     names = {str(path): case for case, path in folders.items()}
     answers = {names[line["folder"]]: line for line in said if "folder" in line}
@@ -166,7 +162,7 @@ def test_vllm_goes_on_with_the_text_of_a_run_as_relinear_does(served, run, capsy
     assert served["text"].strip() and served["text"].strip() == capsys.readouterr().out.strip()
 
 
-def test_states_are_kept_as_they_are_in_bfloat16(served):
+def test_models_are_served_in_bfloat16(served):
     assert len(served["rounded"]) == len(ROUNDED) and all(
         len(tokens) == NEW for line in served["rounded"] for tokens in line["first"]
     )

@@ -44,8 +44,9 @@ RECIPES = {"lolcats": "lolcats_window"}
 MOST = 10_000_000  # unique training tokens of a step, as the papers have
 PAPERS = "alpaca"  # the text that recipes name, for which one's own stands in
 MODEL_FILES = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
+# names of pages that lie beside the data in a folder, without their endings
+ABOUT = ("readme", "license", "licence")
 # of a data set on the hub, the first kind that it has
-ABOUT = ("readme", "license")  # names of pages that lie in a folder of data, without their endings
 TEXT_FILES = ("*.parquet", "*.jsonl", "*.json", "*.txt")
 GATE_TOKENS = 256
 

@@ -60,6 +60,8 @@ def plain_form(model: PreTrainedModel) -> PreTrainedModel:
 def _wrong(model: Linearized) -> str | None:
     """Why a linearized model has no plain form; None where it has one."""
     recipe, teacher = model.config.relinear, type(model).__bases__[1]
+    if recipe["method"] == "softmax":
+        return f"it is {teacher.__name__} in a class of ours, for linearize(model, 'softmax')"
     if recipe["method"] != "window":
         return f"{recipe['method']} keeps a state that no layer there has"
     if sinks := recipe["options"]["sinks"]:
