@@ -797,7 +797,7 @@ def test_it_is_installed_by_name(built, tmp_path):
     assert (tmp_path / "there/bin/relinear").is_file()
     said = releases.python(tmp_path / "there", "-m", "relinear.cli", "check", PYTHONSAFEPATH="1")
     assert said.returncode == 1 and re.search(
-        r"error: this verb reads workflow/.*Run it in a clone", said.stderr
+        r"error: this verb reads workflow/.*Possible, in a clone: `make setup`", said.stderr
     ), said.stderr
 
 

@@ -700,6 +700,7 @@ READING = {"metric": "acc", "of": "piqa", "at": {"length": 64}, "value": 0.5, "s
         ({"stderr": float("nan")}, "has stderr nan"),
         ({"n": 0}, "has n 0 (int); possible: how many items, 1 or more"),
         ({"n": np.int64(3)}, "(int64)"),
+        ({"n": True}, "has n True (bool)"),
         ({"at": {"layer": None}}, "possible: numbers and words"),
         ({}, "'acc' of 'piqa' at {'length': 64} is there twice"),
     ],

@@ -101,7 +101,7 @@ def require_readings(readings: Iterable[Mapping[str, Any]], where: str) -> None:
         checks = {
             "value": (value is None or _finite(value), f"{real}, or None and the reason in `why`"),
             "stderr": (stderr is None or _finite(stderr) and stderr >= 0, f"{real}, 0 or more, or None"),
-            "n": (isinstance(n, int) and n >= (value is not None), "how many items, 1 or more"),
+            "n": (type(n) is int and n >= (value is not None), "how many items, 1 or more"),
             "at": (all(isinstance(part, int | float | str) for part in at.values()), "numbers and words"),
         }
         for name, (fits, possible) in checks.items():

@@ -185,7 +185,7 @@ class StateLayer(MambaBase, nn.Module):
         there."""
         state = tree_map(lambda x: x[pages], self.states) if goes_on else None
         y, after = self.attention.attend(inputs, state)
-        tree_map(lambda x, new: x.index_copy_(0, pages, new), self.states, after)
+        tree_map(lambda x, new: x.index_copy_(0, pages, new.to(x.dtype)), self.states, after)
         return y.to(inputs.v.dtype)
 
 

@@ -3,6 +3,7 @@ folder, its files of these kinds."""
 
 import json
 from collections.abc import Iterable, Iterator
+from json import JSONDecodeError
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +87,7 @@ def _parsed(file: Path, lines: Iterable[str]) -> Iterator[Any]:
             continue
         try:
             yield json.loads(line)
-        except json.JSONDecodeError as error:
+        except JSONDecodeError as error:
             raise UserError(
                 f"{file} cannot be read: line {number}, column {error.colno}: {error.msg}"
             ) from None
