@@ -37,7 +37,7 @@ table2: setup ## results/table2.csv, the main job: twenty minutes to an hour on 
 test: export OMP_NUM_THREADS = 1
 # Where a machine forbids it, each of some hundred processes compiles the sources anew.
 test: export PYTHONDONTWRITEBYTECODE =
-test: setup ## the tests: 30 to 45 minutes on two cores
+test: setup ## the tests: 20 to 40 minutes on two cores
 	@$(VENV) -c 'import triton' 2> /dev/null || $(VENV) -m pip install --quiet "$$(grep '^triton==' requirements.lock)"
 	@echo "relinear: testing"
 	@$(VENV) -m pytest -rs $(WORKERS) $(PYTEST_ARGS)
