@@ -84,7 +84,7 @@ def parsed(workflow: Path) -> dict[str, bytes]:
     from relinear.plan.sane import _UniqueKeys
 
     found = {}
+    load = texts(found)
     for path in sorted(workflow.rglob("*.yaml")):
-        text = path.read_text()
-        found[text] = pickle.dumps(yaml.load(text, _UniqueKeys))
+        load(path.read_text(), _UniqueKeys)
     return found
